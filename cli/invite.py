@@ -64,18 +64,19 @@ def invite(
     not_after_s = int(time.time()) + lifetime_s(expires)
     to = PeerId.from_text(subject) if subject else None
     addresses = known_addresses(folder, identity.peer_id, tuple(also or ()))
-    issued = Invite.issue(identity, signed.run_id, addresses, to, not_after_s)
-    written = issued.to_text()
-    print(limited(folder, issued, uses or USES), file=sys.stderr)
+    if to is None:
+        issued = _limited(folder, identity, signed.run_id, addresses, not_after_s, uses or USES)
+    else:
+        issued = Invite.issue(identity, signed.run_id, addresses, to, not_after_s)
+    not_after_s, written = issued.credential.not_after_s, issued.to_text()
+    print(_for_whom(issued, uses or USES), file=sys.stderr)
     print(json.dumps({"invite": written, "run_id": signed.run_id.hex(), "not_after_s": not_after_s}) if as_json else written)
 
 
 def issued_to_anybody(folder: Home, identity: Identity, run_id: bytes, own: tuple[str, ...], uses: int | None) -> Invite:
     """Issue an invite to the run of a running peer with these addresses, with limited uses; valid for 30 days."""
-    not_after_s = int(time.time()) + LIFETIME_S
-    written = Invite.issue(identity, run_id, bootstraps(folder, identity.peer_id, own), None, not_after_s)
-    limited(folder, written, uses or USES)
-    return written
+    addresses = bootstraps(folder, identity.peer_id, own)
+    return _limited(folder, identity, run_id, addresses, int(time.time()) + LIFETIME_S, uses or USES)
 
 
 def need_issuer(manifest: RunManifest, me: PeerId) -> None:
@@ -86,12 +87,20 @@ def need_issuer(manifest: RunManifest, me: PeerId) -> None:
         )
 
 
-def limited(folder: Home, written: Invite, uses: int) -> str:
-    """Limit the uses of an invite, if it is for anybody, and return what its issuer should know about it."""
-    subject, bearer = written.credential.subject, written.credential.bearer
-    if subject is not None or bearer is None:
-        return f"for {subject} alone"
-    IssuedInvites(folder).limit(bearer, uses)
+def _limited(folder: Home, identity: Identity, run_id: bytes, addresses: tuple[str, ...], not_after_s: int, uses: int) -> Invite:
+    """Issue an invite for anybody with limited uses. One that would be the same as an earlier one expires some seconds later."""
+    while True:
+        issued = Invite.issue(identity, run_id, addresses, None, not_after_s)
+        assert issued.credential.bearer is not None
+        if IssuedInvites(folder).limit(issued.credential.bearer, uses):
+            return issued
+        not_after_s += 1
+
+
+def _for_whom(issued: Invite, uses: int) -> str:
+    """Return what the issuer of an invite should know about who can use it."""
+    if issued.credential.subject is not None:
+        return f"for {issued.credential.subject} alone"
     most = "one peer" if uses == 1 else f"up to {uses} peers"
     return f"anybody who has this invite can join, {most}, counted while this peer runs; --for PEERID admits one peer alone"
 

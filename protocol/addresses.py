@@ -78,9 +78,9 @@ def route(address: str) -> Route:
 
 @lru_cache(_REMEMBERED)
 def is_loopback(address: str) -> bool:
-    """Return whether an address is a loopback address."""
+    """Return whether an address leads to this machine itself: a loopback address, or the unspecified one."""
     ip = _ip(address)
-    return ip is not None and ip.is_loopback
+    return ip is not None and (ip.is_loopback or ip.is_unspecified)
 
 
 def route_between(end: str, through: Collection[str], theirs: Collection[str]) -> Route:
@@ -95,6 +95,12 @@ def route_between(end: str, through: Collection[str], theirs: Collection[str]) -
 def host_of(address: str) -> str:
     """Return the IP address or DNS name in a multiaddr, the relay's for a circuit; an empty string if there is none."""
     return address.split("/")[2] if address.count("/") > 1 else ""
+
+
+@lru_cache(_REMEMBERED)
+def machine_of(address: str) -> str:
+    """Return the IP address or DNS name in a multiaddr as `host_of` does, in one form however it is written."""
+    return str(_ip(address) or host_of(address).lower())
 
 
 def port_of(address: str) -> int:
@@ -134,9 +140,10 @@ def network_seen(observed: str) -> str:
 
 def _ip(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
     try:
-        return ipaddress.ip_address(host_of(address))
+        ip = ipaddress.ip_address(host_of(address))
     except ValueError:
         return None
+    return ip.ipv4_mapped or ip if isinstance(ip, ipaddress.IPv6Address) else ip  # a mapped one leads to the IPv4 host
 
 
 def with_peer(text: str, peer_id: PeerId) -> str:

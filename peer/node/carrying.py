@@ -35,7 +35,8 @@ from gossamer.protocol.errors import BadMessage, PeerMisbehaved, RefusalCode, Re
 from gossamer.protocol.identity import PeerId
 from gossamer.protocol.limits import RECORD_LIFETIME_S
 from gossamer.protocol.messages.messages import Lane, RunPhase
-from gossamer.protocol.messages.terms import BATCHES_AWAY, StageTerms
+from gossamer.protocol.messages.terms import BATCHES_AWAY, StageTerms, check_member
+from gossamer.protocol.run.invite import Credential
 from gossamer.protocol.streams.transport import BESIDE_BYTES, Purpose, Stream, Transport
 from gossamer.protocol.tasks import cancel, loop_s, spawn
 
@@ -66,6 +67,7 @@ class LaneTimes:
 
     is_called: bool  # by us
     opened_s: float
+    credential: Credential | None  # that the partner has shown
     answers: int = 0  # that were noted in the address book
 
 
@@ -208,6 +210,7 @@ class Carrying:
             self._rest()
             return
         self._end_with_neighbours()
+        self._end_without_membership()
         self._group_partners()
         self._retire()
         num_down = len(self._called_down) + sum(self.peer_exchange.book.get(peer).stage == self._next_stage for peer in self._calling)
@@ -248,6 +251,16 @@ class Carrying:
         wait_s = max(END_WAIT_S, 2 * (self._stepped_s[-1] - self._stepped_s[0]) if self._stepped_s else 0.0)
         if self._over.lasts_s >= over_s or self._serving.lasts_s >= wait_s:
             self.link.notify(FollowClock(total, is_unlimited=True))
+
+    def _end_without_membership(self) -> None:
+        """End the lanes of peers that are no members any more: a lane is checked when it opens, and may stay open for days."""
+        for open_lane in list(self.pipeline.lanes.values()):
+            partner = open_lane.lane.partner
+            credential = self.peer_exchange.book.get(partner).credential or self._times[open_lane.lane.number].credential
+            try:
+                check_member(partner, credential, self.membership.terms, self.peer_exchange.time.now_s())
+            except Refused as refusal:
+                self.pipeline.end_lane(open_lane, refusal.detail)
 
     def _stages_apart(self) -> list[int]:
         """Return the neighbouring stages, counted from one, of which nobody carries hops with us."""
@@ -449,7 +462,7 @@ class Carrying:
         book.connected(partner, stream.observed)
         book.note_answer(partner, loop_s())
         self.peer_exchange.take_all(theirs.records)
-        self._times[number] = LaneTimes(is_called, loop_s())
+        self._times[number] = LaneTimes(is_called, loop_s(), theirs.credential)
         lane = self._lane(number, partner, theirs, window)
         try:
             end = await self.pipeline.carry(stream, lane)

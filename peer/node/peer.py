@@ -118,9 +118,9 @@ class NodePeer:
     """One peer's node, from its start to its end. Everything belongs to one event loop.
 
     Make it, then the network, then `run` it. The network hands every inbound stream to `answer`, and calls `is_banned`, `has_met`,
-    `is_member`, `bare_record` and `entry_addresses`. `trainer` is this peer's side of its meetings, None for a bootstrap node. `local_s` is
-    the machine's clock, in Unix time. `has_weights`: the run's initial weights are here even if they do not follow from the manifest's
-    seed.
+    `is_member`, `bare_record`, `bootstraps` and `acquaintances`. `trainer` is this peer's side of its meetings, None for a bootstrap
+    node. `local_s` is the machine's clock, in Unix time. `has_weights`: the run's initial weights are here even if they do not follow from
+    the manifest's seed.
     """
 
     def __init__(
@@ -191,9 +191,13 @@ class NodePeer:
         """Sign a record that only shows that this peer is a member; None before the manifest is known."""
         return self.member.membership.bare_record(addresses, self.time.now_s()) if self.member else None
 
-    def entry_addresses(self) -> tuple[str, ...]:
-        """Return the invite's bootstrap addresses and those of good peers of the last session."""
-        return tuple(dict.fromkeys((*self._run.bootstraps, *self.book.entry_addresses(loop_s()))))
+    def bootstraps(self) -> tuple[str, ...]:
+        """Return the invite's bootstrap addresses."""
+        return self._run.bootstraps
+
+    def acquaintances(self) -> list[str]:
+        """Return the addresses of good peers, also of the last session."""
+        return self.book.entry_addresses(loop_s())
 
     def members_in_force(self) -> set[PeerId]:
         """Return the peers with a record in force."""
@@ -251,9 +255,8 @@ class NodePeer:
     async def _arrive(self, network: PeerNetwork) -> tuple[SignedManifest, list[bytes]]:
         """Get the manifest and records of some members from a peer of the run; the manifest is kept in the home."""
         client = FetchClient(self._identity, self._run.run_id, self._credential, network.transport)
-        signed, named = await find_run(
-            client, self.entry_addresses(), self.time, lambda reason: self._emit(ProcessReported("joining", reason))
-        )
+        entries = tuple(dict.fromkeys((*self.bootstraps(), *self.acquaintances())))
+        signed, named = await find_run(client, entries, self.time, lambda reason: self._emit(ProcessReported("joining", reason)))
         write_whole(self._home.manifest, signed.to_bytes())
         return signed, named
 

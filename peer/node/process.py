@@ -82,7 +82,14 @@ class NodeProcess:
         """Run until `stop`, or until the run is over. Raises GossamerError when the run cannot be found or refuses this peer."""
         peer = self._peer
         libp2p = Libp2pNode(
-            self._daemon_settings, peer.record_store, peer.answer, peer.entry_addresses, peer.is_banned, peer.has_met, peer.bare_record
+            self._daemon_settings,
+            peer.record_store,
+            peer.answer,
+            peer.bootstraps,
+            peer.is_banned,
+            peer.has_met,
+            peer.bare_record,
+            peer.acquaintances,
         )
         async with libp2p as network, asyncio.TaskGroup() as tasks:
             reports = NodeReports(network, peer, self._trainer, self._home, self._child.emit)

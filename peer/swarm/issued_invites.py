@@ -32,6 +32,7 @@ class IssuedInvites:
     """The issuer's files about its invites: `peer invite` adds to one, the running peer to the other."""
 
     def __init__(self, home: Home) -> None:
+        self._home = home
         self._limits = _Table(home.invites, int, "its invites have no limit")
         self._members = _Table(home.members, PeerId.from_text, "the members so far do not count towards the limit of their invite")
         self._rounds: dict[PeerId, int] = {}  # for which an invite has been full, by its bearer key
@@ -40,9 +41,14 @@ class IssuedInvites:
         """Return how many peers each invite may admit, by its bearer key; those without a limit are not listed."""
         return self._limits.read()
 
-    def limit(self, bearer: PeerId, uses: int) -> None:
-        """Note how many peers an invite may admit. Raises OSError."""
-        self._limits.write(self.uses() | {bearer: uses})
+    def limit(self, bearer: PeerId, uses: int) -> bool:
+        """Note how many peers an invite may admit; return False, and note nothing, for an invite that is noted already. Raises OSError."""
+        with self._home.updating():
+            limits = self.uses()
+            if bearer in limits:
+                return False
+            self._limits.write(limits | {bearer: uses})
+        return True
 
     def admitted(self) -> dict[PeerId, PeerId]:
         """Return the peers with a credential in their name, each with the bearer key of its invite."""

@@ -43,8 +43,8 @@ class KnownPeer:
 
     @property
     def credential(self) -> Credential | None:
-        """The credential in its newest record; None without one."""
-        return self.record.credential if self.record else None
+        """The credential in its newest record; without a record, which nobody has to send, that of its last Hello."""
+        return self.record.credential if self.record else self.shown
 
     @property
     def origins(self) -> tuple[str, str]:

@@ -81,9 +81,7 @@ class PeerExchange:
 
     def group_of(self, peer: PeerId) -> PeerId | None:
         """Return the key of a peer's Sybil group: in an open run its own id; None where its invite is unknown."""
-        entry = self.book.get(peer)
-        credential = entry.credential if entry.record else entry.shown
-        return peer if self.terms.access == "open" else sybil_group_key(peer, credential, self.terms)
+        return peer if self.terms.access == "open" else sybil_group_key(peer, self.book.get(peer).credential, self.terms)
 
     def _has_record_in_force(self, peer_id: PeerId) -> bool:
         record = self.book.get(peer_id).record

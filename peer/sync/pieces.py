@@ -207,7 +207,9 @@ class RunResult:
     def held(self) -> bytes:
         """Return which pieces are here, as the content of `RESULT_PIECES`."""
         num_pieces = len(self.hashes) // HASH_BYTES
-        return to_bits(self.content.global_steps if isinstance(self.content, Pieces) else range(num_pieces), num_pieces)
+        if isinstance(self.content, Pieces):
+            return to_bits(self.content.global_steps, num_pieces)
+        return ((1 << num_pieces) - 1).to_bytes(bits_bytes(num_pieces), "little")
 
     def spoiled(self) -> list[int]:
         """Return the pieces on the disk that do not have their hash, as after a power loss. Slow; only reads, so any thread may call it."""

@@ -19,7 +19,7 @@ from gossamer.peer.link.payload_folder import PayloadFolder
 from gossamer.peer.link.socket import LinkLost, NodeEnd
 from gossamer.peer.swarm.lifecycle import Lifecycle
 from gossamer.peer.sync.client import part_bytes, sync_seed, take_chunks
-from gossamer.peer.sync.pieces import RunResult
+from gossamer.peer.sync.pieces import RunResult, bits_bytes, count
 from gossamer.protocol.addresses import network_seen
 from gossamer.protocol.errors import RefusalCode, Refused
 from gossamer.protocol.identity import PeerId
@@ -177,6 +177,8 @@ class StateSource:
             return ServedPart(0, memoryview(b""), global_step)
         if request.kind is ContentsKind.RESULT:
             part = ServedPart(self.terms.state_bytes, result.part(request.offset, request.num_bytes), global_step, result.name)
+        elif request.kind is ContentsKind.RESULT_PIECES and not request.num_bytes:  # the name, asked for often: listing pieces takes long
+            part = ServedPart(bits_bytes(count(self.terms.state_bytes)), memoryview(b""), global_step, result.name)
         else:
             data = result.hashes if request.kind is ContentsKind.RESULT_HASHES else result.held()
             part = ServedPart.part_of(data, request, global_step, result.name)

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
@@ -31,7 +31,7 @@ ASK_S = 5.0  # timeout of a request
 AGAIN_S = 3.0  # least time between two tests in one network
 NETWORK_BITS = 24, 48  # prefix lengths of a network: IPv4, IPv6
 NETWORKS = 1024  # networks whose last test is remembered
-TRIES_AT_ONCE = 4
+TRIES_AT_ONCE = 8
 TRIES, TRIES_S = 30, 30.0  # at most TRIES tests in TRIES_S, in total
 GREETING = b"\x13/multistream/1.0.0\n"  # first bytes of a libp2p peer; some routers accept any TCP connection
 LOWEST_PORT = 1024  # lower ports belong to other services
@@ -65,10 +65,10 @@ async def ask(control: Control, partner: PeerId, port: int) -> Answer:
                 answer = Answer(Reached(reached), await _read_text(reader), await _read_text(reader))
             finally:
                 drop(writer)
-        if answer.seen_at:
-            read_address(answer.seen_at)
-        if answer.relay and read_address(answer.relay) != partner:
-            raise ValueError("a relay address of another peer")
+        if answer.seen_at and not _is_at_port(answer.seen_at, port):
+            raise ValueError("an observed address that is not the requested port of an IP address")
+        if answer.relay and (read_address(answer.relay) != partner or route(answer.relay) != "direct"):
+            raise ValueError("a relay address of another peer, or none that is public")
     except (OSError, EOFError) as error:  # TimeoutError is an OSError
         raise Unreachable(f"no reply to the dial-back request: {error!r}") from error
     except ValueError as error:
@@ -83,6 +83,7 @@ class DialBack:
         self._listener = listener
         self._relay = relay
         self._tries: set[asyncio.Task[None]] = set()
+        self._networks: set[str] = set()  # of the requests that are being served
         self._last_s: dict[str, float] = {}  # loop time of the last test in each network
         self._all_s: deque[float] = deque(maxlen=TRIES)  # loop times of the last tests
 
@@ -102,20 +103,35 @@ class DialBack:
             spawn(self._serve((reader, writer)), self._tries, "dial back")
 
     async def _serve(self, remote: Pair) -> None:
-        reader, writer = remote
+        """Serve one request of each network at a time: one that names no port must not keep those of other networks out."""
         try:
             async with asyncio.timeout(ASK_S):
-                _, address = await read_stream_header(reader)
-                port = int.from_bytes(await reader.readexactly(2), "big")
-                seen_at = _at_port(address, port)
-                reached = await try_to_reach(seen_at) if seen_at and self._may_try(seen_at, port) else Reached.NOT_TRIED
-                writer.write(bytes([reached]) + _text(seen_at) + _text(self._relay()))
-                writer.close()
-                await writer.wait_closed()
+                _, address = await read_stream_header(remote[0])
+                with self._only_one_of(network_of(address, *NETWORK_BITS)):
+                    await self._reply(remote, address)
         except (OSError, EOFError, BadMessage):
             pass
         finally:
-            drop(writer)
+            drop(remote[1])
+
+    @contextmanager
+    def _only_one_of(self, network: str) -> Iterator[None]:
+        if network in self._networks:
+            raise BadMessage("a second request of this network")
+        self._networks.add(network)
+        try:
+            yield
+        finally:
+            self._networks.discard(network)
+
+    async def _reply(self, remote: Pair, address: str) -> None:
+        reader, writer = remote
+        port = int.from_bytes(await reader.readexactly(2), "big")
+        seen_at = _at_port(address, port)
+        reached = await try_to_reach(seen_at) if seen_at and self._may_try(seen_at, port) else Reached.NOT_TRIED
+        writer.write(bytes([reached]) + _text(seen_at) + _text(self._relay()))
+        writer.close()
+        await writer.wait_closed()
 
     def _may_try(self, seen_at: str, port: int) -> bool:
         now_s, network = loop_s(), network_of(seen_at, *NETWORK_BITS)
@@ -148,6 +164,12 @@ def _at_port(address: str, port: int) -> str:
         return ""
     _, kind, host, *_ = address.split("/")
     return f"/{kind}/{host}/tcp/{port}"
+
+
+def _is_at_port(address: str, port: int) -> bool:
+    """Return whether a partner's text is an IP address and this port alone: we announce it as our own. Raises ValueError for no address."""
+    read_address(address)
+    return address.startswith(("/ip4/", "/ip6/")) and _at_port(address, port) == address
 
 
 def _text(text: str) -> bytes:

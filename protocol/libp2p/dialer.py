@@ -12,7 +12,7 @@ import socket
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
-from gossamer.protocol.addresses import NEAR, host_of, is_loopback, route
+from gossamer.protocol.addresses import CIRCUIT, NEAR, host_of, is_loopback, machine_of, route
 from gossamer.protocol.errors import Unreachable
 from gossamer.protocol.identity import PeerId
 from gossamer.protocol.libp2p.dial_back import Reached, try_to_reach
@@ -52,7 +52,7 @@ class Dialer:
         self._ipv6_failed_s = 0.0  # loop time of the last one
         self._own = own
         self._public_host = public_host
-        self._failures: dict[str, dict[PeerId, float]] = {}  # host -> unreachable peer -> loop time
+        self._failures: dict[str, dict[PeerId, float]] = {}  # `_target` -> unreachable peer -> loop time
 
     async def connected(self) -> dict[PeerId, str]:
         """Return the connected peers, each with its remote multiaddr. Raises Unreachable."""
@@ -66,15 +66,13 @@ class Dialer:
         first = self._first(dialable_addresses)
         if first and await self._connects(partner, first):
             return
-        hosts = {host_of(address) for address in dialable_addresses if route(address) != "relayed" and not is_loopback(address)}
         try:
             await self._control.connect(partner, dialable_addresses)
         except Unreachable:
-            for host in hosts:
-                self._count_failure(host, partner)
+            await self._count_failures(partner, dialable_addresses)
             raise
-        for host in hosts:
-            self._failures.pop(host, None)
+        for address in dialable_addresses:
+            self._failures.pop(_target(address), None)
 
     def _first(self, addresses: Sequence[str]) -> list[str]:
         """Return the public IPv6 addresses, if they are to be dialled before the others."""
@@ -94,7 +92,7 @@ class Dialer:
             return False
         self._ipv6_failures = 0
         for address in first:
-            self._failures.pop(host_of(address), None)
+            self._failures.pop(_target(address), None)
         return True
 
     def dialable_addresses(self, partner: PeerId, addresses: Sequence[str]) -> list[str]:
@@ -104,24 +102,30 @@ class Dialer:
         return [address for address in (*near, *addresses) if address not in sealed and self._is_plausible(address)]
 
     def _is_plausible(self, address: str) -> bool:
-        match route(address):
-            case "direct":
-                return not self._is_backing_off(host_of(address))
-            case "local":
-                if is_loopback(address) != all(map(is_loopback, self._own())) or self._is_backing_off(host_of(address)):
-                    return False  # loopback addresses are plausible only for a peer that listens on loopback alone
-                blocks = {_private_block(host_of(own)) for own in self._own() if route(own) == "local"}
-                return not blocks or _private_block(host_of(address)) in blocks  # no blocks: the operator announces public addresses only
-        return True
+        dialled = address.partition(CIRCUIT)[0]  # of a circuit, the relay
+        if self._is_backing_off(_target(address)):
+            return False
+        if route(dialled) == "direct":
+            return True
+        if is_loopback(dialled) != all(map(is_loopback, self._own())):
+            return False  # loopback addresses are plausible only for a peer that listens on loopback alone
+        blocks = {_private_block(machine_of(own)) for own in self._own() if route(own) == "local"}
+        return not blocks or _private_block(machine_of(dialled)) in blocks  # no blocks: only public ones are announced
 
-    def _is_backing_off(self, host: str) -> bool:
+    def _is_backing_off(self, target: str) -> bool:
         since_s = loop_s() - BACK_OFF_S
-        return sum(at_s >= since_s for at_s in self._failures.get(host, {}).values()) >= MAX_FAILURES
+        return sum(at_s >= since_s for at_s in self._failures.get(target, {}).values()) >= MAX_FAILURES
 
-    def _count_failure(self, host: str, partner: PeerId) -> None:
-        failures = self._failures.get(host, {})
-        keep_newest(failures, partner, loop_s(), MAX_FAILURES)
-        keep_newest(self._failures, host, failures, HOSTS)
+    async def _count_failures(self, partner: PeerId, addresses: Sequence[str]) -> None:
+        """Count a failed dial for the host of each address, but not for relays that are there: these did not find the peer."""
+        there: set[str] = set()
+        with suppress(Unreachable):
+            there = set(map(str, await self._control.connected()))
+        for address in addresses:
+            if not is_loopback(address) and not any(f"/p2p/{relay}{CIRCUIT}" in address for relay in there):
+                failures = self._failures.get(_target(address), {})
+                keep_newest(failures, partner, loop_s(), MAX_FAILURES)
+                keep_newest(self._failures, _target(address), failures, HOSTS)
 
 
 def has_global_ipv6() -> bool:
@@ -132,6 +136,11 @@ def has_global_ipv6() -> bool:
             return ipaddress.ip_address(probe.getsockname()[0].partition("%")[0]).is_global
     except (OSError, ValueError):  # no IPv6, or no route
         return False
+
+
+def _target(address: str) -> str:
+    """Return under which name failed dials of an address are counted: of a host, apart from those of a relay there."""
+    return machine_of(address) + (CIRCUIT if CIRCUIT in address else "")
 
 
 def _private_block(host: str) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field, replace
 from typing import Self
@@ -22,7 +22,7 @@ from gossamer.protocol.libp2p.directory import DhtDirectory
 from gossamer.protocol.libp2p.hivemind_imports import P2PDaemonError
 from gossamer.protocol.libp2p.kademlia import RecordProtocol
 from gossamer.protocol.libp2p.outbound import Outbound
-from gossamer.protocol.libp2p.p2pd import RELAYED, AttachedP2P, Daemon, DaemonSettings
+from gossamer.protocol.libp2p.p2pd import RELAYED, AttachedP2P, Control, Daemon, DaemonSettings
 from gossamer.protocol.libp2p.reachability import Reachability
 from gossamer.protocol.libp2p.record_store import RecordStore
 from gossamer.protocol.libp2p.relay_trial import try_relay
@@ -53,6 +53,7 @@ class _Unit:
     """One p2pd and the objects that are closed with it."""
 
     daemon: Daemon
+    dialer: Dialer
     directory: DhtDirectory
     p2p: AttachedP2P
     tunnel: Outbound
@@ -75,6 +76,7 @@ class Libp2pNode:
     has_met: Callable[[PeerId], bool] = lambda partner: False  # the same: whether it is no stranger
     # Signs, for our addresses, the record that other members see before our first announcement; None while we are not known as a member.
     bare_record: Callable[[tuple[str, ...]], MemberRecord | None] = lambda addresses: None
+    acquaintances: Callable[[], Sequence[str]] = tuple  # like `bootstraps`, but claims of other peers: dialled if they are plausible
     peer_id: PeerId = field(init=False)  # this peer's id, as p2pd proves it to others; set on entering
     carried: CarriedBytes = field(default_factory=CarriedBytes)  # bytes that streams exchanged with p2pd, including HTTP/2 framing
     _unit: _Unit | None = None
@@ -170,14 +172,16 @@ class Libp2pNode:
                 p2p = await AttachedP2P.attach(daemon.socket_path)
                 stack.push_async_callback(p2p.close)
                 dialer = Dialer(daemon.control, lambda: self._addresses, lambda: self._reachability.public_host)
-                directory = DhtDirectory(RecordProtocol(p2p, self.record_store, dialer, lambda: self.bare_record(self.addresses)))
+                calls = RecordProtocol(p2p, self.record_store, dialer, lambda: self.bare_record(self.addresses))
+                calls.own = self._record  # a bare record would be newer, and show a peer that trains as paused
+                directory = DhtDirectory(calls)
                 await directory.open()
                 admission = Admission(None, self.is_banned, self.has_met)
                 opening = tunnel_transport(daemon.control, self.settings.folder, self._serve, admission, self.carried, dialer)
                 tunnel = await stack.enter_async_context(opening)
                 dial_back = DialBack(self.settings.folder / "reach.sock", lambda: self.relays_at)
                 await stack.enter_async_context(dial_back.serving(daemon.control))
-                return _Unit(daemon, directory, p2p, tunnel, admission, stack.pop_all())
+                return _Unit(daemon, dialer, directory, p2p, tunnel, admission, stack.pop_all())
         except (OSError, EOFError, P2PDaemonError) as error:  # TimeoutError is an OSError
             raise TransportError(f"p2pd ended or hung during its start: {error!r}", hint="see the log") from error
 
@@ -316,7 +320,8 @@ class Libp2pNode:
     async def _stay_connected(self, unit: _Unit) -> None:
         """If the directory knows no member, dial the bootstrap addresses and known members, then ask the connected peers."""
         if not unit.directory.num_neighbours:
-            await _dial(unit, [*self.bootstraps(), *self._known_addresses()])
+            claimed = dict.fromkeys((*self.acquaintances(), *self._known_addresses()), unit.dialer)
+            await _dial(unit, claimed | dict.fromkeys(self.bootstraps(), unit.daemon.control))
         if not unit.directory.num_neighbours:
             await unit.directory.join(await unit.daemon.control.connected())
 
@@ -347,18 +352,18 @@ async def _wait_for_exit(unit: _Unit) -> str:
     return f"it ended with exit code {await unit.daemon.died()}"
 
 
-async def _dial(unit: _Unit, addresses: Iterable[str]) -> None:
+async def _dial(unit: _Unit, through: Mapping[str, Control | Dialer]) -> None:
     async def dial(address: str) -> PeerId | None:
         try:
             partner = read_address(address)
             if partner is not None and partner != unit.daemon.peer_id:
-                await unit.daemon.control.connect(partner, [address])
+                await through[address].connect(partner, [address])
                 return partner
         except (ValueError, Unreachable) as error:
             log.info("bootstrap address %s failed: %s", address, error)
         return None
 
-    await unit.directory.join({peer for peer in await asyncio.gather(*map(dial, addresses)) if peer is not None})
+    await unit.directory.join({peer for peer in await asyncio.gather(*map(dial, through)) if peer is not None})
 
 
 def _reachable(address: str) -> int:

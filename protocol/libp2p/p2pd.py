@@ -61,15 +61,14 @@ class Control:
     async def identify(self) -> tuple[PeerId, tuple[str, ...]]:
         """Return p2pd's peer id and its multiaddrs, without /p2p."""
         response = await self._ask(p2pd_pb2.Request(type=p2pd_pb2.Request.IDENTIFY), ASK_S)
-        addresses = tuple(str(Multiaddr(raw)) for raw in response.identify.addrs)
-        return PeerId(response.identify.id), addresses
+        return PeerId(response.identify.id), tuple(filter(None, map(_address_text, response.identify.addrs)))
 
     async def connected(self) -> dict[PeerId, str]:
         """Return the connected peers with their remote multiaddrs, empty if unknown; of several connections to a peer, a direct one."""
         response = await self._ask(p2pd_pb2.Request(type=p2pd_pb2.Request.LIST_PEERS), ASK_S)
         found: dict[PeerId, str] = {}
         for peer in response.peers:  # one entry per connection
-            address = str(Multiaddr(peer.addrs[0])) if peer.addrs else ""
+            address = _address_text(peer.addrs[0]) if peer.addrs else ""
             with suppress(BadMessage):  # hosts with other types of keys are not Gossamer peers
                 if route(found.get(PeerId(peer.id), CIRCUIT)) == "relayed":
                     found[PeerId(peer.id)] = address
@@ -94,10 +93,10 @@ class Control:
         await self._ask(request, ASK_S)
 
     async def open_stream(self, partner: PeerId, protocol: str) -> tuple[Pair, str]:
-        """Open a raw byte stream to `partner`; also return the remote multiaddr. The caller closes the writer. Raises Unreachable."""
+        """Open a raw byte stream to `partner`; also return its multiaddr, empty if unknown. The caller closes it. Raises Unreachable."""
         request = p2pd_pb2.StreamOpenRequest(peer=partner.raw, proto=[protocol])
         response, reader, writer = await self._send(p2pd_pb2.Request(type=p2pd_pb2.Request.STREAM_OPEN, streamOpen=request), DIAL_S)
-        return (reader, writer), str(Multiaddr(response.streamInfo.addr))
+        return (reader, writer), _address_text(response.streamInfo.addr)
 
     async def receive_streams(self, protocol: str, listener: Path) -> None:
         """Make p2pd connect inbound streams of `protocol` to the Unix socket `listener`. See `receiving`."""
@@ -151,11 +150,18 @@ async def read_stream_header(reader: asyncio.StreamReader) -> tuple[PeerId, str]
     """Read p2pd's header of an inbound stream: the peer, and its multiaddr, empty if unknown. Raises BadMessage for another type of key."""
     info = p2pd_pb2.StreamInfo()
     await read_pbmsg_safe(reader, info)
+    return PeerId(info.peer), _address_text(info.addr)
+
+
+def _address_text(raw: bytes) -> str:
+    """Return a multiaddr as text; empty if it has a protocol that hivemind's library does not know.
+
+    p2pd also dials the addresses that a peer names itself, WebTransport ones too, and then reports such an address.
+    """
     try:
-        observed = str(Multiaddr(info.addr))
+        return str(Multiaddr(raw))
     except ValueError:
-        observed = ""
-    return PeerId(info.peer), observed
+        return ""
 
 
 def _transport_part(address: str, partner: PeerId) -> bytes | None:

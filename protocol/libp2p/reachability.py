@@ -42,12 +42,12 @@ class Reachability:
         self.open_at = ""  # the address of the last successful dial-back, without our id; empty if there is none
         self.through = tuple(through)  # relays, with their ids, at which p2pd shall have a reservation; empty if none is needed or known
         self._timeout_s = FIRST_S
-        self._relays: dict[PeerId, str] = {}
+        self._relays: dict[PeerId, tuple[str, str]] = {}  # with the network in which a connection has shown the relay
         self._answers: dict[str, dict[PeerId, bool]] = {}  # by the network of the partner's connection, like the next one
         self._seen_at: dict[str, dict[PeerId, str]] = {}
         self._asked_s: dict[PeerId, float] = {}
         for relay in through:
-            self._add_relay(relay)
+            self._add_relay(relay, network_of(relay))
 
     @property
     def public_host(self) -> str:
@@ -90,13 +90,13 @@ class Reachability:
     async def _ask_some(self, control: Control, connected: Mapping[PeerId, str], port: int, is_member: Callable[[PeerId], bool]) -> None:
         now_s = loop_s()
         again_s = AGAIN_S[self._is_reachable]
-        direct = [peer for peer, end in connected.items() if route(end) == "direct"]
+        direct = [peer for peer, end in connected.items() if end and route(end) == "direct"]
         if members := list(filter(is_member, direct)):
             direct = members
             self._answers, self._seen_at = _of_members(self._answers, is_member), _of_members(self._seen_at, is_member)
         due = [peer for peer in direct if now_s - self._asked_s.get(peer, -again_s) >= again_s]
         random.shuffle(due)
-        asked = _one_of_each_network_first(due, connected.__getitem__)[:ASKED_AT_ONCE]
+        asked = _one_of_each_network_first(due, [network_of(connected[peer]) for peer in due])[:ASKED_AT_ONCE]
         for peer in asked:
             keep_newest(self._asked_s, peer, now_s, KNOWN_RELAYS * 4)
         answers = await asyncio.gather(*(self._ask(control, peer, port) for peer in asked))
@@ -113,7 +113,7 @@ class Reachability:
         """Take in an answer of a peer in a network to whether it can reach us at `port`."""
         self._relays.pop(peer, None)
         if answer.relay:
-            self._add_relay(answer.relay)
+            self._add_relay(answer.relay, network)
         is_direct = bool(answer.seen_at) and route(answer.seen_at) == "direct"
         if is_direct:
             _note(self._seen_at, network, peer, host_of(answer.seen_at))
@@ -130,22 +130,24 @@ class Reachability:
         if not self.is_open:
             self.open_at = ""
 
-    def _add_relay(self, relay: str) -> None:
+    def _add_relay(self, relay: str, network: str) -> None:
         with suppress(ValueError):
             peer = read_address(relay)
             if peer is not None:
-                keep_newest(self._relays, peer, relay, KNOWN_RELAYS)
+                keep_newest(self._relays, peer, (relay, network), KNOWN_RELAYS)
 
     async def _choose_relays(self, control: Control) -> tuple[str, ...]:
         """Return relays that respond now. Those that we do not use yet come first, because we have lost the others.
 
-        The first of each network precedes others of that network: the owner of a network chooses how many relays it offers.
+        The first of each network precedes others of that network: the owner of a network chooses how many relays it offers. The network is
+        that of the relay's connection, since the relay writes its address itself.
         """
-        candidates = random.sample(list(self._relays.items()), len(self._relays))
-        candidates.sort(key=lambda known: known[1] in self.through)
-        candidates = _one_of_each_network_first(candidates, lambda known: known[1])
-        responses = await asyncio.gather(*(_responds(control, peer, relay) for peer, relay in candidates[: 2 * NUM_RELAYS]))
-        return tuple(relay for (_, relay), responds in zip(candidates, responses, strict=False) if responds)[:NUM_RELAYS]
+        known = [(peer, relay, network) for peer, (relay, network) in self._relays.items()]
+        candidates = random.sample(known, len(known))
+        candidates.sort(key=lambda candidate: candidate[1] in self.through)
+        candidates = _one_of_each_network_first(candidates, [network for _, _, network in candidates])
+        responses = await asyncio.gather(*(_responds(control, peer, relay) for peer, relay, _ in candidates[: 2 * NUM_RELAYS]))
+        return tuple(relay for (_, relay, _), responds in zip(candidates, responses, strict=False) if responds)[:NUM_RELAYS]
 
 
 def _note(answers: dict[str, dict[PeerId, T]], network: str, peer: PeerId, answer: T) -> None:
@@ -165,9 +167,8 @@ def _most_common(hosts: Iterable[str]) -> str:
     return max(counts, key=lambda host: (counts[host], host), default="")
 
 
-def _one_of_each_network_first(peers: Sequence[T], address_of: Callable[[T], str]) -> list[T]:
-    """Return the peers with the earliest of each network first."""
-    networks = [network_of(address_of(peer)) for peer in peers]
+def _one_of_each_network_first(peers: Sequence[T], networks: Sequence[str]) -> list[T]:
+    """Return the peers, which are in these networks, with the earliest of each network first."""
     order = sorted(range(len(peers)), key=lambda number: networks.index(networks[number]) != number)
     return [peers[number] for number in order]
 

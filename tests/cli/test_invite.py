@@ -66,6 +66,14 @@ def test_an_invite_holds_addresses_of_as_many_peers_as_fit(shell: Shell, me: Pee
     assert invite.bootstraps == (*own[:3], *(f"/ip4/5.5.0.1/tcp/4001/p2p/{peer}" for peer in met[:5]))
 
 
+def test_each_invite_is_another_one_even_within_a_second(shell: Shell, me: PeerId, monkeypatch: pytest.MonkeyPatch) -> None:
+    remember(shell.home, OTHER)
+    now_s = time.time()
+    monkeypatch.setattr(time, "time", lambda: now_s)
+    written = [Invite.from_text(shell("invite", "--uses", "1").out) for _ in range(3)]
+    assert len({invite.credential.bearer for invite in written}) == 3
+
+
 def test_an_invite_may_include_a_bootstrap_node(shell: Shell, me: PeerId) -> None:
     seed = f"/dns4/seed.example.org/tcp/4001/p2p/{Identity(b's' * 32).peer_id}"
     known = remember(shell.home, OTHER)

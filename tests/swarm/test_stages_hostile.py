@@ -20,7 +20,10 @@ from gossamer.protocol.errors import PeerGone, RefusalCode, Refused, TransportEr
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.limits import CHUNK_BYTES
 from gossamer.protocol.messages.messages import Chunk, HopAnswer, HopForward, HopNotice, Lane, Message, NoticeKind, Part, RunPhase
+from gossamer.protocol.messages.revocations import Revocation
 from gossamer.protocol.messages.terms import FragmentTerms, ModelPlan, StageTerms
+from gossamer.protocol.run.invite import Credential, Invite
+from gossamer.protocol.run.manifest import Manifest, SignedManifest, StagedManifest
 from gossamer.protocol.streams.admission import StreamCaps
 from gossamer.protocol.streams.transport import Purpose, Stream
 from gossamer.protocol.tasks import cancel, loop_s
@@ -30,10 +33,10 @@ from tests.swarm.holders import IN_BATCH, TOKEN_BYTES, VALUE_BYTES, Holder, Stag
 MALLORY = Identity((5).to_bytes(4, "little") * 8)  # on the list of members, and in no test a holder
 
 
-def membership(run: StagedRun, stage: int, who: Identity = MALLORY) -> Membership:
+def membership(run: StagedRun, stage: int, who: Identity = MALLORY, credential: Credential | None = None) -> Membership:
     """Return what a member says of itself that holds a stage."""
     plan = ModelPlan(16, (FragmentTerms(0, 1000, 0),), 800, StageTerms(stage, run.manifest.num_stages, TOKEN_BYTES, VALUE_BYTES, IN_BATCH))
-    return Membership.of(who, run.manifest, OwnCredential()).with_plan(plan)
+    return Membership.of(who, run.manifest, OwnCredential(credential)).with_plan(plan)
 
 
 async def keep_calling(run: StagedRun, stranger: Identity, victim: Holder) -> None:
@@ -45,7 +48,9 @@ async def keep_calling(run: StagedRun, stranger: Identity, victim: Holder) -> No
         await asyncio.sleep(1.0)
 
 
-async def greeted(run: StagedRun, victim: int, stage: int, who: Identity = MALLORY, window: int = 1) -> Stream:
+async def greeted(
+    run: StagedRun, victim: int, stage: int, who: Identity = MALLORY, window: int = 1, credential: Credential | None = None
+) -> Stream:
     """Open a lane to the holder of a stage, as the holder of another one."""
     await run.until(lambda: run.of(victim)[0].trainer.steps >= 2)
 
@@ -54,7 +59,8 @@ async def greeted(run: StagedRun, victim: int, stage: int, who: Identity = MALLO
 
     transport = run.network.start_peer(who.peer_id, refuse)
     stream: Stream = await transport.connect(run.of(victim)[0].peer_id, (), Purpose.PASS)
-    own = LaneSide(membership(run, stage, who), run.of(victim)[0].trainer.steps, RunPhase.TRAIN, window, (), run.network.now_s())
+    global_step, now_s = run.of(victim)[0].trainer.steps, run.network.now_s()
+    own = LaneSide(membership(run, stage, who, credential), global_step, RunPhase.TRAIN, window, (), now_s)
     await own.open(stream, victim + 1, random.Random(1))
     return stream
 
@@ -277,6 +283,33 @@ def test_lanes_that_strangers_open_from_above_replace_none_of_ours(tmp_path: Pat
         await run.until(lambda: newcomer.peer_id in [lane.partner for lane in first.carrying._called_down], 20.0)
 
     play(StagedRun(tmp_path, 2, 2), story)
+
+
+@pytest.mark.parametrize(("victim", "is_revoked"), [(0, True), (1, True), (1, False)])
+def test_a_holder_loses_its_lanes_with_its_membership(victim: int, is_revoked: bool, tmp_path: Path) -> None:
+    run = StagedRun(tmp_path, 2, 2)
+    host = run.holders[0].identity
+    access = {"access": "invite", "issuers": [str(holder.peer_id) for holder in run.holders], "total_steps": 1_000_000}
+    manifest = Manifest.checked({"run": access, "stages": {"count": 2}})
+    assert isinstance(manifest, StagedManifest)
+    run.manifest, run.signed = manifest, SignedManifest.sign(manifest, host)
+
+    async def story(run: StagedRun) -> None:
+        (holder,) = run.of(victim)
+        not_after_s = int(run.network.now_s()) + (3600 if is_revoked else 60)
+        invite = Invite.issue(host, manifest.run_id, (f"/ip4/192.0.2.1/tcp/1/p2p/{host.peer_id}",), None, not_after_s)
+        credential = invite.credential_for(MALLORY.peer_id)
+        await greeted(run, victim, 1 - victim, credential=credential)
+        await asyncio.sleep(5.0)
+        assert MALLORY.peer_id in [one.lane.partner for one in holder.pipeline.lanes.values()]
+        if is_revoked:
+            revocation = Revocation(manifest.run_id, host.peer_id, MALLORY.peer_id, 1).signed(host)
+            holder.carrying.membership.terms.revocations.add(revocation)
+        await asyncio.sleep(3.0 if is_revoked else 60.0)
+        assert MALLORY.peer_id not in [one.lane.partner for one in holder.pipeline.lanes.values()]
+        assert holder.pipeline.lanes, "the lanes of members stay"
+
+    play(run, story)
 
 
 def one_driver(folder: Path, num_above: int) -> StagedRun:

@@ -59,13 +59,15 @@ class Quiet:
         settings: DaemonSettings,
         record_store: RecordStore,
         answer: Callable[..., Awaitable[None]],
-        entry_addresses: Callable[[], Sequence[str]],
+        bootstraps: Callable[[], Sequence[str]],
         is_banned: object,
         has_met: object,
         bare_record: object,
+        acquaintances: Callable[[], Sequence[str]],
     ) -> None:
         self.carried = CarriedBytes()
-        self.settings, self.record_store, self.answer, self.entry_addresses = settings, record_store, answer, entry_addresses
+        self.settings, self.record_store, self.answer = settings, record_store, answer
+        self.entry_addresses = lambda: tuple(dict.fromkeys((*bootstraps(), *acquaintances())))
         self.announced: list[MemberRecord] = []
         self.num_looks = self.num_routes = 0
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,14 @@ def test_a_limited_invite_admits_each_peer_once_and_so_many(home: Home) -> None:
     assert [issued.admit(peer(number), FIRST) for number in (1, 2, 3, 1)] == [True, True, False, True]
     assert IssuedInvites(home).admitted() == {peer(1): FIRST, peer(2): FIRST}
     assert IssuedInvites(home).uses() == {FIRST: 2, SECOND: 1}
+
+
+def test_invites_that_are_issued_at_once_all_keep_their_limits(home: Home) -> None:
+    bearers = [Identity(bytes([number]) * 32).peer_id for number in range(16)]
+    with ThreadPoolExecutor(len(bearers)) as threads:
+        assert all(threads.map(lambda bearer: IssuedInvites(home).limit(bearer, 1), bearers))
+    assert IssuedInvites(home).uses() == dict.fromkeys(bearers, 1)
+    assert not IssuedInvites(home).limit(bearers[0], 9)
 
 
 def test_an_invite_without_a_limit_admits_everybody_and_stays_open(home: Home) -> None:

@@ -70,6 +70,23 @@ def test_a_run_has_begun_if_half_of_the_announced_peers_have() -> None:
         assert groups_of(clocks).half_agree(groups_of(clocks).voters(0.0), lambda entry: entry.global_step > 0) == has_begun
 
 
+def test_peers_that_send_no_record_are_grouped_by_the_invite_of_their_hello() -> None:
+    """Each calls from another network, so nothing else shows that they belong together."""
+    book = AddressBook(ME.peer_id)
+    learn(book, ISSUER, 100)
+    learn(book, somebody(1), 102, invite=0)
+    for number in range(3):
+        who, bearer = somebody(500 + number), INVITES[1]
+        book.note_call(who.peer_id, 0.0, 900)
+        issued = Credential(ISSUER.peer_id, None, bearer.peer_id, NOW_S + 3600, DIGEST).signed(ISSUER, RUN_ID)
+        book.shows(who.peer_id, issued.bound(bearer, RUN_ID, who.peer_id))
+        book.connected(who.peer_id, f"/ip4/20.{number}.0.1/tcp/4001")
+    meet_all(book)
+    groups = SybilGroups(book, TERMS)
+    assert sorted(map(len, groups.group(groups.partners(0.0)))) == [1, 1, 3]
+    assert groups.typical_global_step(0.0, 1000) == 102
+
+
 @pytest.mark.parametrize("num_identities", [1, 6, 100])
 @pytest.mark.parametrize("have_met", [False, True])
 def test_one_invite_is_one_group_with_any_number_of_identities(num_identities: int, have_met: bool) -> None:

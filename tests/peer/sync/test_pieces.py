@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import math
 import os
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from gossamer.peer.swarm.lifecycle import Lifecycle
 from gossamer.peer.sync import pieces as files
-from gossamer.peer.sync.pieces import KEPT_S, Pieces
+from gossamer.peer.sync.pieces import HASH_BYTES, KEPT_S, Pieces, RunResult, bits_bytes, to_bits
+from gossamer.peer.sync.state_source import StateSource
+from gossamer.protocol.messages.messages import ContentsKind
+from tests.processor_time import takes_at_most
+from tests.protocol.samples import FETCH, TERMS
 
 OWNER, SIZE = b"r" * 32, 2 * files.PIECE_BYTES + 100
 DATA = os.urandom(SIZE)
@@ -114,3 +123,27 @@ def test_a_content_that_cannot_be_begun_leaves_no_file_open(tmp_path: Path, monk
     for descriptor in opened:
         with pytest.raises(OSError, match="Bad file descriptor"):
             os.fstat(descriptor)
+
+
+@pytest.mark.parametrize("num_pieces", [1, 7, 8, 9, 100])
+def test_a_whole_result_has_all_pieces(num_pieces: int) -> None:
+    assert RunResult(bytes(HASH_BYTES * num_pieces), memoryview(b"")).held() == to_bits(range(num_pieces), num_pieces)
+
+
+def test_what_peers_that_wait_for_each_other_ask_often_costs_little_with_a_large_model(tmp_path: Path) -> None:
+    """16 GiB: they ask several times a second which result another one has or fetches."""
+    num_pieces = 1 << 18
+    nothing: Any = SimpleNamespace(partner=FETCH.sender)
+    hashes, terms = bytes(HASH_BYTES * num_pieces), replace(TERMS, state_bytes=files.PIECE_BYTES << 18)
+    fetched = Pieces(tmp_path / "state", terms.state_bytes, -1, -1)
+    fetched.global_steps = dict.fromkeys(range(num_pieces), 40)
+    coming = RunResult(hashes, fetched)
+
+    async def ask() -> None:
+        source = StateSource(nothing, nothing, Lifecycle(), terms, nothing, coming=coming)
+        request = replace(FETCH, kind=ContentsKind.RESULT_PIECES, offset=0, num_bytes=0, stage=0)
+        part = await source.answer(nothing, request, 0.0)
+        assert (part.total_bytes, part.name) == (bits_bytes(num_pieces), coming.name)
+
+    assert takes_at_most(0.005, RunResult(hashes, memoryview(b"")).held)
+    assert takes_at_most(0.01, lambda: asyncio.run(ask()))

@@ -14,7 +14,7 @@ import pytest
 from gossamer.protocol.errors import BadMessage, Unreachable
 from gossamer.protocol.identity import PeerId
 from gossamer.protocol.libp2p import dial_back
-from gossamer.protocol.libp2p.dial_back import GREETING, TRIES, Answer, DialBack, Reached, ask
+from gossamer.protocol.libp2p.dial_back import GREETING, TRIES, TRIES_AT_ONCE, Answer, DialBack, Reached, ask
 from gossamer.protocol.libp2p.hivemind_imports import p2pd_pb2
 from gossamer.protocol.libp2p.p2pd import Control
 from gossamer.protocol.libp2p.splice import Pair
@@ -22,6 +22,7 @@ from tests.protocol.peers import seeded
 
 HELPER, ASKER, OTHER = (seeded(number).peer_id for number in (1, 2, 3))
 RELAY = f"/ip4/127.0.0.1/tcp/4001/p2p/{HELPER}"
+BEHIND = f"/ip4/127.0.0.1/tcp/4001/p2p/{OTHER}/p2p-circuit/p2p/{HELPER}"
 LOOPBACK = b"\x04\x7f\x00\x00\x01\x06\x12\x34"
 IN_A_RELAY = LOOPBACK + b"\xa5\x03\x26" + HELPER.raw + b"\xa2\x02"
 
@@ -118,6 +119,20 @@ def test_the_total_number_of_tests_is_limited(monkeypatch: pytest.MonkeyPatch) -
     play(test)
 
 
+def test_requests_without_a_port_keep_no_other_network_out() -> None:
+    async def test(p2pd: P2pd) -> None:
+        silent = [(await p2pd.open_stream(HELPER, ""))[0] for _ in range(2 * TRIES_AT_ONCE)]
+        with contextlib.suppress(ConnectionError):
+            await silent[-1][0].read()  # until it is refused: those before it have been taken in by then
+        p2pd.seen_at = b"\x04\x7f\x00\x07\x01\x06\x12\x34"
+        async with listening() as port:
+            assert (await ask(p2pd, HELPER, port)).seen_at == f"/ip4/127.0.7.1/tcp/{port}"
+        for _, writer in silent:
+            writer.transport.abort()
+
+    play(test)
+
+
 def test_relayed_and_unknown_addresses_and_privileged_ports_are_not_dialled() -> None:
     async def test(p2pd: P2pd) -> None:
         assert (await ask(p2pd, HELPER, 22)).reached is Reached.NOT_TRIED
@@ -137,13 +152,21 @@ def test_local_network_addresses_are_not_dialled(monkeypatch: pytest.MonkeyPatch
     play(test)
 
 
+def _reply(seen_at: str) -> bytes:
+    return b"\x01" + bytes([len(seen_at)]) + seen_at.encode() + b"\x00"
+
+
 @pytest.mark.parametrize(
     "data",
     [
         b"\x07\x00\x00",
         b"\x01\x04/ip4\x00",
         b"\x01\x00" + bytes([len(RELAY)]) + RELAY.replace(str(HELPER), str(OTHER)).encode(),
+        b"\x01\x00" + bytes([len(BEHIND)]) + BEHIND.encode(),
         b"\x01\x01\xff\x00",
+        _reply(f"/ip4/8.8.8.8/tcp/4096/p2p/{OTHER}"),
+        _reply("/dns4/elsewhere.example.org/tcp/4096"),
+        _reply("/ip4/8.8.8.8/tcp/22"),
     ],
 )
 def test_an_invalid_reply_is_rejected(data: bytes) -> None:

@@ -31,6 +31,10 @@ class Network:
         self.dialled: list[str] = []
         self.there: set[str] = set()
         self.silent: set[str] = set()  # a dial of these alone ends only after a while
+        self.ends: dict[PeerId, str] = {}
+
+    async def connected(self) -> dict[PeerId, str]:
+        return self.ends
 
     async def connect(self, partner: PeerId, addresses: Sequence[str]) -> None:
         self.dialled += addresses
@@ -70,6 +74,16 @@ def test_a_host_backs_off_after_failures_of_many_peers() -> None:
     play(test)
 
 
+def test_a_host_that_is_written_in_other_ways_backs_off_as_one() -> None:
+    async def test(network: Network, dialer: Dialer) -> None:
+        forms = ["2001:db9::1", "2001:0db9::1", "2001:DB9::1", "2001:db9:0::1", "2001:db9::0:1", "2001:db9:0:0::1", "2001:db9::0001"]
+        for number in range(100):
+            assert not await look_for(dialer, number, f"/ip6/{forms[number % len(forms)]}/tcp/80")
+        assert len(network.dialled) == MAX_FAILURES
+
+    play(test)
+
+
 def test_repeated_failures_of_one_peer_do_not_block_its_host() -> None:
     async def test(network: Network, dialer: Dialer) -> None:
         for _ in range(3 * MAX_FAILURES):
@@ -95,9 +109,29 @@ def test_a_success_resets_the_failures_of_a_host() -> None:
 
 def test_failures_through_a_relay_do_not_count_for_its_host() -> None:
     async def test(network: Network, dialer: Dialer) -> None:
+        network.ends = {seeded(99).peer_id: OTHER}
         for number in range(3 * MAX_FAILURES):
             await look_for(dialer, number, RELAY)
         assert len(network.dialled) == 3 * MAX_FAILURES
+
+    play(test)
+
+
+def test_a_host_that_is_no_relay_backs_off_as_a_relay() -> None:
+    async def test(network: Network, dialer: Dialer) -> None:
+        for number in range(3 * MAX_FAILURES):
+            await look_for(dialer, number, f"{VICTIM.format(1 + number)}/p2p/{seeded(99).peer_id}/p2p-circuit")
+        assert len(network.dialled) == MAX_FAILURES
+        assert dialer.dialable_addresses(seeded(1).peer_id, [VICTIM.format(1)]), "records with circuits keep nobody from a host"
+
+    play(test)
+
+
+def test_a_relay_is_dialled_where_its_address_alone_would_be() -> None:
+    async def test(network: Network, dialer: Dialer) -> None:
+        hosts = ("127.0.0.1", "10.0.0.1", "192.168.7.7")
+        circuits = [f"/ip4/{host}/tcp/22/p2p/{seeded(99).peer_id}/p2p-circuit" for host in hosts]
+        assert dialer.dialable_addresses(seeded(1).peer_id, circuits) == circuits[2:]
 
     play(test)
 
@@ -117,6 +151,9 @@ def test_loopback_is_dialled_only_by_a_peer_that_listens_on_loopback_alone() -> 
     async def test(network: Network, dialer: Dialer) -> None:
         network.there = {"/ip4/127.0.0.1/tcp/22"}
         assert not await look_for(dialer, 1, "/ip4/127.0.0.1/tcp/22"), "a record must not make us dial our own services"
+        announcing = Dialer(cast(Control, network), lambda: ("/ip4/8.8.8.8/tcp/4001",))
+        for host in ("ip4/0.0.0.0", "ip6/::", "ip6/::ffff:127.0.0.1", "ip6/::ffff:0.0.0.0"):
+            assert not announcing.dialable_addresses(seeded(1).peer_id, [f"/{host}/tcp/22"])
         here = Dialer(cast(Control, network), lambda: ("/ip4/127.0.0.1/tcp/1",))
         assert await look_for(here, 1, "/ip4/127.0.0.1/tcp/22")
 

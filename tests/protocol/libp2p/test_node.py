@@ -9,7 +9,7 @@ import signal
 import socket
 import tempfile
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -18,10 +18,10 @@ from typing import Any
 import pytest
 
 from gossamer.protocol.errors import BadSettings, PeerGone, Unreachable
-from gossamer.protocol.identity import Identity
+from gossamer.protocol.identity import Identity, PeerId
 from gossamer.protocol.libp2p import node as libp2p
 from gossamer.protocol.libp2p.node import NEWCOMERS, Libp2pNode, closing_order, without_sightings
-from gossamer.protocol.libp2p.p2pd import DaemonSettings
+from gossamer.protocol.libp2p.p2pd import Control, DaemonSettings
 from gossamer.protocol.libp2p.record_store import RecordStore
 from gossamer.protocol.messages.records import MemberRecord, announceable
 from gossamer.protocol.streams import admission
@@ -107,6 +107,19 @@ def test_a_killed_p2pd_is_replaced_as_if_nothing_had_been() -> None:
         assert {record.peer_id for record in await host.members()} == {host.peer_id, peer.peer_id}
         await talks_to(peer, host)
         await talks_to(host, peer)
+
+    play(test)
+
+
+def test_a_replaced_p2pd_presents_the_announced_record_again() -> None:
+    async def test(host: Libp2pNode, peer: Libp2pNode) -> None:
+        folder, pid = host.settings.identity_file.parent, host.daemon_pid
+        host.bare_record = lambda addresses: record_at(addresses, folder, 9)  # as of now, so newer than the announced one
+        os.kill(pid, signal.SIGKILL)
+        await eventually(lambda: host.daemon_pid not in (0, pid) and host.num_neighbours == 1, "other p2pd")
+        await talks_to(host, peer)
+        known = peer.record_store.latest(host.peer_id)
+        assert known is not None and known.sequence == 1
 
     play(test)
 
@@ -256,6 +269,28 @@ def test_a_bootstrap_that_comes_later_is_found() -> None:
                     await eventually(lambda: peer.num_neighbours == 1, "neighbour")
                     assert await peer.connected() == {host.peer_id: f"/ip4/127.0.0.1/tcp/{port}"}
 
+    asyncio.run(main())
+    gc.collect()
+
+
+def test_addresses_that_other_peers_have_named_are_dialled_if_they_are_plausible(monkeypatch: pytest.MonkeyPatch) -> None:
+    dialled: list[str] = []
+
+    async def connect(control: Control, partner: PeerId, addresses: Sequence[str]) -> None:
+        dialled.extend(addresses)
+        raise Unreachable("nobody")
+
+    async def main() -> None:
+        with home() as folder:
+            named, claimed = (f"/ip4/10.0.0.{number}/tcp/22/p2p/{seeded(number).peer_id}" for number in (1, 2))
+            node = new_node(folder / "peer", lambda: (named,))
+            node.acquaintances = lambda: (claimed, named)
+            assert node.record_store.keep_latest(record_at(("/ip4/10.0.0.3/tcp/22",), folder / "other", 1).to_bytes())
+            async with node:
+                await eventually(lambda: dialled.count(named) > 1, "two pulses")
+        assert set(dialled) == {named}, "this peer is on no such network"
+
+    monkeypatch.setattr(Control, "connect", connect)
     asyncio.run(main())
     gc.collect()
 

@@ -80,6 +80,22 @@ def test_only_valid_addresses_of_the_partner_are_dialled(tmp_path: Path) -> None
     assert len(set(request.connect.addrs)) == 1
 
 
+def test_an_address_of_an_unknown_protocol_counts_as_unknown(tmp_path: Path) -> None:
+    web_transport = Multiaddr("/ip4/203.0.113.5/udp/4001/quic-v1").to_bytes() + b"\xd1\x03"
+    connected = p2pd_pb2.Response(type=p2pd_pb2.Response.OK, peers=[p2pd_pb2.PeerInfo(id=PARTNER.raw, addrs=[web_transport])])
+    info = p2pd_pb2.StreamInfo(peer=PARTNER.raw, addr=web_transport, proto="/p")
+    opened = p2pd_pb2.Response(type=p2pd_pb2.Response.OK, streamInfo=info)
+
+    async def ask(control: Control) -> None:
+        assert await control.connected() == {PARTNER: ""}
+        (_, writer), address = await control.open_stream(PARTNER, "/p")
+        writer.transport.abort()
+        assert address == ""
+
+    is_list = p2pd_pb2.Request.LIST_PEERS
+    play(tmp_path, lambda request: connected if request.type == is_list else opened, ask)
+
+
 def test_peers_with_other_types_of_key_are_skipped(tmp_path: Path) -> None:
     response = p2pd_pb2.Response(
         type=p2pd_pb2.Response.OK,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -106,6 +107,7 @@ def test_without_partners_the_reachability_stays_unknown(world: World) -> None:
         world.set_answer(2, Reached.NOT_TRIED, relays=True)
         world.set_answer(3, Reached.NO)
         world.partners[PARTNERS[3]] = None
+        world.set_answer(4, Reached.NO, relays=True, end="")
         known = Reachability()
         assert await within(60, known.until_role_changes(world, 4001)) == ""
         assert known.is_open is None
@@ -164,6 +166,21 @@ def test_one_partner_does_not_choose_the_announced_address(world: World, claim: 
         tracking.cancel()
         assert claimed <= {"", SEEN}
         assert known.open_at == SEEN
+
+    run(test)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_identities_of_one_network_are_one_relay_whatever_addresses_they_name(seed: int, world: World) -> None:
+    async def test() -> None:
+        random.seed(seed)
+        known, alone = Reachability(), f"/ip4/20.15.0.1/tcp/4001/p2p/{PARTNERS[15]}"
+        for reached in (Reached.NOT_TRIED, Reached.NO):  # first they only name themselves
+            for number, partner in enumerate(PARTNERS):
+                world.partners[partner] = Answer(reached, SEEN, f"/ip4/20.{number}.0.1/tcp/4001/p2p/{partner}")
+                world.ends[partner] = "/ip4/9.9.0.1/tcp/1" if number == 15 else "/ip4/5.5.0.1/tcp/1"
+            await within(30, known.until_role_changes(world, 4001))
+        assert alone in known.through and len(known.through) == 2
 
     run(test)
 
