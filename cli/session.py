@@ -112,7 +112,8 @@ def hold_session(
             newest = asyncio.run(run_peer(config, identity, manifest, invite, watch))
     finally:
         if newest.state in ("left", "done"):  # after Ctrl-C too, which ends in KeyboardInterrupt
-            print(farewell(newest, config), file=sys.stderr)
+            with suppress(OSError):
+                print(farewell(newest, config), file=sys.stderr, flush=True)
 
 
 def news(before: Status, now: Status) -> Iterator[str]:

@@ -412,10 +412,8 @@ class Supervisor:
         if wording != self._logged:
             self._logged = wording
             self._log.append(event)
-        try:
+        with contextlib.suppress(OSError):  # the terminal or pipe that we draw on was closed: no reason to stop
             self._watch(self.status)
-        except OSError:  # the terminal or pipe that we draw on was closed: no reason to stop
-            self._watch = lambda _: None
 
     def _answer(self, request: dict[str, Any]) -> dict[str, Any]:
         match request:

@@ -204,6 +204,28 @@ def test_after_ctrl_c_too_the_last_line_says_how_to_go_on(
     assert words in shown and ("goes on from here" in shown) is bool(words)
 
 
+def test_where_nothing_can_be_printed_metrics_and_invite_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    served: list[Callable[[], Status]] = []
+    invited: list[str] = []
+
+    async def run_peer(config: object, identity: object, manifest: object, invite: object, watch: Callable[[Status], None]) -> Status:
+        for state in ("starting", "training"):
+            watch(Status(peer_id="12D3KooX", state=state))
+            assert served[0]().state == state == invited[-1]
+        return Status(state="left")
+
+    def server(text: str | None, status: Callable[[], Status]) -> contextlib.AbstractContextManager[None]:
+        served.append(status)
+        return contextlib.nullcontext()
+
+    monkeypatch.setattr(module, "run_peer", run_peer)
+    monkeypatch.setattr(module, "metrics_server", server)
+    with Path("/dev/full").open("w") as full, contextlib.redirect_stderr(full):
+        module.hold_session(PeerConfig(home=tmp_path), Identity(b"m" * 32), None, None, lambda status, _: invited.append(status.state))
+        with contextlib.suppress(OSError):
+            full.close()
+
+
 def test_the_text_of_a_start_becomes_a_setting(tmp_path: Path) -> None:
     save_settings(Home(tmp_path), {"threads": 3})
     remember_text(PeerConfig(home=tmp_path, data=tmp_path / "text"))
