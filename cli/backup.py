@@ -39,6 +39,7 @@ def backup(
     folder = Home(home)
     if not folder.identity.exists():
         raise BadSettings(f"{folder.path} holds no peer", hint="--home DIR names another folder")
+    backups.need_new(file)
     me = Identity.load_or_create(folder.identity).peer_id
     num_bytes = backups.write(folder, me, file, _passphrase(passphrase_file, is_new=True))
     if as_json:
