@@ -35,7 +35,7 @@ Environment={triton}
 Restart=on-failure
 RestartSec=30s
 RestartPreventExitStatus={final}
-TimeoutStopSec=20s
+TimeoutStopSec=10min
 KillMode=mixed
 UMask=0077
 

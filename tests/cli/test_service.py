@@ -15,11 +15,13 @@ from gossamer.peer.machine.events import PeerStarted
 from gossamer.peer.machine.home import Home
 from gossamer.peer.machine.states import changed
 from gossamer.peer.machine.systemd import unit_file
+from gossamer.peer.machine.units import duration_s
+from gossamer.peer.supervisor.supervisor import BYTES_PER_PARAM, LEAVE_S, SAVES, SLOW_DISK_BYTES_PER_S
 from gossamer.protocol.errors import ExitCode
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.run.invite import Invite
 from tests.cli.shell import Shell
-from tests.docker.test_files import understood
+from tests.docker.test_files import PEERS, understood
 
 HOST = Identity(b"h" * 32)
 
@@ -78,6 +80,13 @@ def test_the_unit_limits_restarts(shell: Shell, systemctl: Path) -> None:
     assert (unit["Restart"], unit["StartLimitBurst"]) == ("on-failure", "3")
     final = {ExitCode(int(code)) for code in unit["RestartPreventExitStatus"].split()}
     assert final == {ExitCode.BAD_INPUT, ExitCode.REFUSED_BY_RUN, ExitCode.VERSION_MISMATCH}
+
+
+def test_a_stop_leaves_a_large_model_the_time_to_save(shell: Shell, systemctl: Path) -> None:
+    billion_s = SAVES * 10**9 * BYTES_PER_PARAM / SLOW_DISK_BYTES_PER_S
+    shell("service", "install", invite())
+    for grace in (unit_of(shell)["TimeoutStopSec"], *(service["stop_grace_period"] for service in PEERS.values())):
+        assert duration_s(grace) > billion_s + sum(LEAVE_S.values())
 
 
 def test_printing_changes_nothing(shell: Shell, systemctl: Path) -> None:
