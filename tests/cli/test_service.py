@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from gossamer.peer.machine.event_log import EventLog
-from gossamer.peer.machine.events import PeerStarted
 from gossamer.peer.machine.home import Home
 from gossamer.peer.machine.states import changed
+from gossamer.peer.machine.status import Status, apply
 from gossamer.peer.machine.systemd import unit_file
 from gossamer.peer.machine.units import duration_s
+from gossamer.peer.supervisor.housekeeping import Housekeeping
 from gossamer.peer.supervisor.supervisor import BYTES_PER_PARAM, LEAVE_S, SAVES, SLOW_DISK_BYTES_PER_S
 from gossamer.protocol.errors import ExitCode
 from gossamer.protocol.identity import Identity
@@ -157,10 +157,12 @@ def test_a_machine_without_systemd(shell: Shell, systemctl: Path, monkeypatch: p
 
 
 def test_service_status_shows_the_last_state_of_a_failed_peer(shell: Shell, systemctl: Path) -> None:
+    """From the status that the peer wrote last: its events may be a hundred megabytes, or deleted."""
     shell("service", "install", invite())
-    log = EventLog(Home(shell.home).events)
-    log.append(PeerStarted("12D3KooX"))
-    log.append(changed("failed", "the trainer failed 3 times in a row: killed by SIGKILL"))
+    assert "has not written a status yet" in shell("service", "status").out
+    assert json.loads(shell("service", "status", "--json").out)["state"] is None
+    failed = changed("failed", "the trainer failed 3 times in a row: killed by SIGKILL")
+    Housekeeping(Home(shell.home)).keep(apply(Status(), failed))
     result = shell("service", "status")
     assert "failed (failed), started again 3 times" in result.out
     assert "the trainer failed 3 times in a row: killed by SIGKILL" in result.out
