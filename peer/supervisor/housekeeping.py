@@ -51,7 +51,8 @@ class Housekeeping:
             free_bytes = shutil.disk_usage(self._home.path).free
         except OSError:
             return
-        words = f"the disk of {self._home.path} is nearly full: {bytes_text(free_bytes)} are free" if free_bytes < LITTLE_DISK_BYTES else ""
+        free = bytes_text(1 << free_bytes.bit_length())  # the next power of two: another warning when half of it is left
+        words = f"the disk of {self._home.path} is nearly full: less than {free} are free" if free_bytes < LITTLE_DISK_BYTES else ""
         if words != status.warned.get("disk", ""):
             yield Warned("disk", words)
 
