@@ -37,6 +37,12 @@ def test_options_override_the_file_and_the_file_the_defaults(tmp_path: Path) -> 
     assert saved_settings(Home(tmp_path))["threads"] == 3
 
 
+def test_a_path_in_the_file_may_begin_with_a_tilde(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    save_settings(Home(tmp_path), {"data": "~/texts", "port": 0})
+    assert settings(tmp_path, {}).data == tmp_path / "texts"
+
+
 def test_a_given_checkpoint_interval_in_seconds_switches_steps_off(tmp_path: Path) -> None:
     config = settings(tmp_path, LOCAL | {"checkpoint_interval_s": 600.0})
     assert (config.checkpoint_interval_s, config.checkpoint_interval_steps) == (600.0, 0)
