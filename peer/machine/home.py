@@ -200,15 +200,19 @@ def _holder(lock: int) -> str:
     return f"process {pid} on {host}, since {time.strftime('%Y-%m-%d %H:%M', time.localtime(int(since_s)))}"
 
 
-def write_whole(path: Path, content: bytes) -> None:
-    """Write a file that only its owner can read; a crash of the process leaves all of it or the old one.
+def write_whole(path: Path, content: bytes, *, is_synced: bool = True) -> None:
+    """Write a file that only its owner can read; a crash of the process, or a power cut, leaves all of it or the old one.
 
+    `is_synced`: False does not wait for the disk, which may take seconds beside a checkpoint; a power cut may then leave an empty file.
     Raises OSError, with the old file untouched.
     """
     beside = path.with_name(f".{path.name}.new")
     beside.unlink(missing_ok=True)  # what a crash left may have another mode
     with open(beside, "xb", opener=private) as file:
         file.write(content)
+        if is_synced:
+            file.flush()
+            os.fsync(file.fileno())  # some file systems take the new name to the disk before the content
     beside.replace(path)
 
 

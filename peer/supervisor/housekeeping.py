@@ -59,7 +59,7 @@ class Housekeeping:
     def keep(self, status: Status) -> None:
         """Write the record; a failing disk loses the record and nothing else."""
         with contextlib.suppress(OSError):
-            write_whole(self._home.status, json.dumps(status.to_json()).encode())
+            write_whole(self._home.status, json.dumps(status.to_json()).encode(), is_synced=False)
 
 
 def earlier(home: Home) -> dict[str, float]:

@@ -57,7 +57,7 @@ class RunWatch:
         """Write the file; a failing disk loses it and nothing else."""
         if self._view.run_id:
             with contextlib.suppress(OSError):
-                write_whole(self._home.run, json.dumps(self._view.to_record()).encode())
+                write_whole(self._home.run, json.dumps(self._view.to_record()).encode(), is_synced=False)
 
     def shown(self) -> dict[str, Any]:
         """Return what `peer run` and the page show."""

@@ -127,6 +127,14 @@ def test_files_that_an_earlier_release_left_readable_become_private(tmp_path: Pa
     assert {stat.S_IMODE(file.stat().st_mode) for file in (home.events, home.log, home.status, home.peers)} == {0o600}
 
 
+def test_a_file_is_on_the_disk_before_it_replaces_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, found = tmp_path / "config.toml", list[tuple[bytes, bytes]]()
+    path.write_bytes(b"old")
+    monkeypatch.setattr(os, "fsync", lambda fd: found.append((Path(f"/proc/self/fd/{fd}").read_bytes(), path.read_bytes())))
+    write_whole(path, b"new")
+    assert found == [(b"new", b"old")] and path.read_bytes() == b"new"
+
+
 def test_the_old_file_stays_where_the_new_one_cannot_be_written(tmp_path: Path) -> None:
     path = tmp_path / "state.json"
     path.write_bytes(b"old")
