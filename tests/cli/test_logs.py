@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -64,3 +67,10 @@ def test_an_invalid_pattern_is_refused(shell: Shell, home: Home) -> None:
     result = shell("logs", "--grep", "(")
     assert result.code == 2
     assert "is not a regular expression" in result.complaint[0]
+
+
+def test_letters_that_the_terminal_lacks_are_escaped(home: Home) -> None:
+    EventLog(home.events).append(SoloStep(0, "no \u8bad\u7ec3"))
+    asked = [sys.executable, "-m", "gossamer.cli.main", "logs", "--home", str(home.path), "--grep", "SoloStep"]
+    done = subprocess.run(asked, env=os.environ | {"PYTHONIOENCODING": "latin-1"}, capture_output=True, text=True, check=True)
+    assert "\\u8bad" in done.stdout and not done.stderr
