@@ -23,6 +23,7 @@ from gossamer.protocol.identity import need_private
 from gossamer.protocol.limits import MOST_GENERATIONS
 
 CHECKPOINT: Final = re.compile(r"step-(\d{8,})(?:\.(\d+))?")  # name of a finished one: its step, and which of several
+SENTENCE: Final = {"state", "reason", "since", "way_out"}  # keys of a status that every message about it needs
 ANOTHER_HOME: Final = "choose another folder with --home DIR or GOSSAMER_HOME"
 
 
@@ -167,10 +168,10 @@ class Home:
         write_whole(self.generation, f"{generation}\n".encode())
 
     def last_status(self) -> dict[str, Any]:
-        """Return the last status that the peer wrote, as `peer status --json` shows it; empty if there is none."""
-        with contextlib.suppress(OSError, ValueError):
+        """Return the last status that the peer wrote, as `peer status --json` shows it; empty if there is none that says its state."""
+        with contextlib.suppress(OSError, ValueError, RecursionError):
             status = json.loads(self.status.read_text())
-            return status if isinstance(status, dict) else {}
+            return status if isinstance(status, dict) and status.keys() >= SENTENCE else {}
         return {}
 
 
