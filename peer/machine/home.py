@@ -101,14 +101,16 @@ class Home:
         """Lock the home for this process; the kernel releases the lock when the process ends.
 
         Raises HomeInUse that names the process, while another one holds it: the same identity must not run twice. Raises BadSettings if
-        the lock cannot be opened.
+        the lock cannot be taken.
         """
-        try:
-            descriptor = os.open(self._lock, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW, 0o600)  # it is written to
-        except OSError as error:
-            raise BadSettings(f"the lock {self._lock} cannot be opened: {error.strerror}", hint=ANOTHER_HOME) from error
-        try:
-            if not try_lock(descriptor, fcntl.LOCK_EX):
+        with contextlib.ExitStack() as stack:
+            try:
+                descriptor = os.open(self._lock, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW, 0o600)  # it is written to
+                stack.callback(os.close, descriptor)
+                is_ours = try_lock(descriptor, fcntl.LOCK_EX)
+            except OSError as error:  # of a lock: some network file systems have none
+                raise BadSettings(f"the lock {self._lock} cannot be opened and locked: {error.strerror}", hint=ANOTHER_HOME) from error
+            if not is_ours:
                 raise HomeInUse(
                     f"a peer already runs from {self.path} ({_holder(descriptor)})",
                     hint=f"stop it with `peer leave --home {self.path}`, or give this one its own folder with --home DIR",
@@ -116,8 +118,6 @@ class Home:
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, f"{os.getpid()} {time.time():.0f} {socket.gethostname()}\n".encode(), 0)
             yield
-        finally:
-            os.close(descriptor)
 
     def holder(self) -> str:
         """Return which process holds the home and since when; empty if none does. Raises OSError if the lock may not be read."""

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import signal
 import stat
@@ -54,6 +56,18 @@ def test_a_lock_that_leads_elsewhere_is_not_followed(tmp_path: Path) -> None:
     with pytest.raises(BadSettings, match="cannot be opened"), home.locked():
         raise AssertionError("locked")
     assert elsewhere.read_text() == "mine"
+
+
+def test_a_file_system_without_locks_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Lustre is mounted on many clusters."""
+
+    def refuse(descriptor: int, kind: int) -> None:
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    (home := Home(tmp_path)).create()
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with pytest.raises(BadSettings, match="cannot be opened and locked: Function not"), home.locked():
+        pass
 
 
 def test_a_file_is_no_home(tmp_path: Path) -> None:
