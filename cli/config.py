@@ -38,7 +38,7 @@ def config(key: Key = None, value: Value = None, home: HomeFolder = DEFAULT_HOME
     if value is not None and unset:
         raise BadSettings("give a value, or --unset, not both", hint="--unset gives the setting its default again")
     if key is not None and (unset or value is not None):
-        if key == "data" and value is not None:
+        if key in ("data", "model") and value is not None:
             value = str(Path(value).expanduser().absolute())  # the peer may run in another folder
         change(folder, key, value)
         if key in COMMANDS and value is not None and not value.startswith(WEB):

@@ -46,7 +46,8 @@ def resume(home: HomeFolder = DEFAULT_HOME) -> None:
 def leave(home: HomeFolder = DEFAULT_HOME, finish: Finish = False) -> None:
     """Stop the running peer cleanly.
 
-    Within ten seconds it finishes or drops its meeting, saves, and notifies the other peers. It can rejoin later.
+    Within ten seconds it finishes or drops its meeting, saves, and notifies the other peers; a large model takes longer to save. It can
+    rejoin later.
     """
     ask(home, {"verb": "leave", "finish": finish})
     when = "after the meeting in progress" if finish else "within seconds"

@@ -6,15 +6,18 @@ import math
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Final, TextIO
 
 from gossamer.cli.screen import Screen
 from gossamer.cli.terminal_question import TerminalQuestion
 from gossamer.peer.machine.bill import DAYS, SAID_FACTOR, Bill, bill
-from gossamer.peer.machine.config import PeerConfig
+from gossamer.peer.machine.config import PeerConfig, saved_settings
 from gossamer.peer.machine.events import TrafficExpected
+from gossamer.peer.machine.home import Home
 from gossamer.peer.machine.status import Status
 from gossamer.peer.machine.units import percent_text, size_bytes
+from gossamer.protocol.errors import BadSettings
 
 LOOPBACK: Final = ("127.", "::1")  # a peer that listens there meets only peers of this machine
 LIFT: Final = "`peer config monthly_traffic unlimited` lifts the limit, and `peer config monthly_traffic SIZE` sets another"
@@ -35,6 +38,7 @@ class CostQuestion:
         self._is_settled = not config.is_unasked
         self._is_use_settled = not config.least_use
         self._allowed_bytes = size_bytes(config.unasked_traffic)  # of a month
+        self._taken = ""  # the limit that came of the last answer
 
     def look(self, status: Status) -> None:
         """Say the cost when it is first known and when it has changed much; settle once whether it may be so high, for so little use."""
@@ -63,6 +67,9 @@ class CostQuestion:
     # ------------------------------------------------------------------ bytes
 
     def _settle(self, found: Bill) -> None:
+        if self._has_operator_decided():
+            self._is_settled = True
+            return
         if not self._question.can_ask:
             self._is_settled = True
             self._take_limit(f"more than {self._config.unasked_traffic} a month, and there is no terminal to ask on")
@@ -92,6 +99,12 @@ class CostQuestion:
             self._take_background,
         )
 
+    def _has_operator_decided(self) -> bool:
+        """Return whether `peer config` has set a limit since the start; one of an answer here is asked about again when it is too low."""
+        with suppress(BadSettings):  # of a file that cannot be read, which `peer config` reports
+            return saved_settings(Home(self._config.home)).get("monthly_traffic") not in (None, self._taken)
+        return False
+
     def _take_background(self) -> None:
         self._is_settled = True
         self._take_limit("in the background")
@@ -100,6 +113,7 @@ class CostQuestion:
         self._limit(self._config.unasked_traffic, f"{why}: ")
 
     def _limit(self, size: str, why: str = "") -> None:
+        self._taken = size
         days = self._said.days_of(size_bytes(size)) if self._said else DAYS
         lasts = f", which lasts {days:.2g} days of a month at this rate" if days < DAYS else ""
         said = f"{why}monthly_traffic = {size} holds from now on{lasts}; {LIFT}"

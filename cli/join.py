@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -39,7 +40,7 @@ InviteFile = Annotated[
         "--invite-file",
         envvar="GOSSAMER_INVITE_FILE",
         metavar="FILE",
-        help="Read the invite from this file, or /dev/stdin; waits until the file exists.",
+        help="Read the invite from this file, or /dev/stdin; waits until there is one in it.",
     ),
 ]
 LOOK_S = 0.5  # between two looks for a file with an invite
@@ -109,11 +110,18 @@ def given_text(text: str | None, file: Path | None) -> str | None:
         raise BadInvite("the invite is empty", hint="pass the word that begins with gossamer1")
     if file is None:
         return text
-    if not file.exists():
-        print(f"waiting for an invite in {file}: there is no such file yet", file=sys.stderr)
-    while not file.exists():
+    if not _is_written(file):
+        print(f"waiting for an invite in {file}: {'it is empty' if file.exists() else 'there is no such file yet'}", file=sys.stderr)
+    while not _is_written(file):
         time.sleep(LOOK_S)
     try:
         return file.read_text().strip()
     except (OSError, UnicodeDecodeError) as error:
         raise BadInvite(f"{file} cannot be read: {why_unreadable(error)}", hint="the file must hold one line, the invite") from error
+
+
+def _is_written(file: Path) -> bool:
+    """Return whether a file is there; an empty one is that of a shell, whose command will write to it: `peer invite > FILE`."""
+    with suppress(FileNotFoundError):
+        return file.stat().st_size > 0 or not file.is_file()
+    return False

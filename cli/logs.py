@@ -86,6 +86,7 @@ _SECRETS = (
     (re.compile(r"gossamer1\w+"), "INVITE"),
     (re.compile(r"\b\d{1,3}(?:\.\d{1,3}){3}\b"), "ADDRESS"),
     (re.compile(r"/ip6/[^/\s]+"), "/ip6/ADDRESS"),
+    (re.compile(r"(?<![\w:])(?=[\da-f:]*::|(?:[\da-f]+:){5})[\da-f:]{3,}(?!\w)", re.IGNORECASE), "ADDRESS"),  # IPv6 as p2pd logs it, MAC
     (re.compile(r"/dns[46]?/[^/\s]+"), "/dns/NAME"),
     (re.compile(r"\b12D3Koo\w+(?=\w{6})"), "12D3Koo..."),  # the last six letters distinguish the peers
 )

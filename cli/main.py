@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import importlib
+import io
 import itertools
 import os
 import re
@@ -163,6 +164,8 @@ def without_invite(arguments: Sequence[str]) -> tuple[list[str], str]:
 
 def main() -> int:
     """Run the console script."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # as stderr: names of runs and files may have any letters
     hide_invite()
     follow_parent()
     return run(sys.argv[1:])

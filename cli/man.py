@@ -13,7 +13,7 @@ MEANINGS = {
     ExitCode.DONE: "the run ended, the peer left cleanly, or the question was answered",
     ExitCode.OUR_FAULT: "a bug; of `peer status --healthy`: the peer does no useful work",
     ExitCode.BAD_INPUT: "an invalid option, invite, manifest, setting or text file",
-    ExitCode.SWARM_UNREACHABLE: "none of the run's known addresses answered",
+    ExitCode.SWARM_UNREACHABLE: "none of the run's known addresses answered, or the host of its data set did not",
     ExitCode.REFUSED_BY_RUN: "the members of the run do not accept this peer",
     ExitCode.VERSION_MISMATCH: "the run speaks another protocol version",
     ExitCode.INTERRUPTED: "Ctrl-C",

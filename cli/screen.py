@@ -6,7 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TextIO
 
 from rich.console import Console, Group
@@ -53,8 +53,9 @@ class PlainLines:
         return steps > 0 and (waited_s >= SHOW_EVERY_S or steps >= SHOW_EVERY_STEPS_SHARE * int(status["total_steps"]))
 
     def print_line(self, sentence: str) -> None:
-        """Print the sentence on its own line."""
-        print(sentence, file=self._stream, flush=True)
+        """Print the sentence on its own line, where the stream takes it: a full disk or a closed pipe costs lines and nothing else."""
+        with suppress(OSError):
+            print(sentence, file=self._stream, flush=True)
 
     def hold(self) -> None:
         """Draw nothing in place, so that an answer can be typed: lines are never drawn in place."""
@@ -64,7 +65,8 @@ class PlainLines:
 
     def data(self, text: str) -> None:
         """Print the line on stdout."""
-        print(text, flush=True)
+        with suppress(OSError):
+            print(text, flush=True)
 
 
 class LiveTable:
@@ -81,7 +83,8 @@ class LiveTable:
 
     def print_line(self, sentence: str) -> None:
         """Print the sentence above the table."""
-        self._live.console.print(sentence, highlight=False, markup=False)
+        with suppress(OSError):
+            self._live.console.print(sentence, highlight=False, markup=False)
 
     def hold(self) -> None:
         """Draw nothing in place until `go_on`, so that an answer can be typed."""

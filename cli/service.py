@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import sys
 import time
-from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
-from gossamer.cli.figures import sentence
+from gossamer.cli.figures import last_sentence, sentence
 from gossamer.cli.join import InviteFile, InviteText, load_invite, need_text_run
 from gossamer.cli.options import DEFAULT_HOME, HomeFolder, Json
 from gossamer.cli.session import undone_if_it_fails
@@ -86,28 +85,24 @@ def remove(folder: Home) -> None:
 
 def show(folder: Home, *, as_json: bool) -> None:
     """Print the state of the service and of the peer, or its last state. Raises BadSettings if no service is installed."""
-    from gossamer.peer.machine.events import read_events  # pydantic: only where there are some
-    from gossamer.peer.machine.status import of_events
-
     file = need_unit(folder)
     if file.read_text() != unit_text(folder.path):
         print(
             "hint: another release or environment wrote this unit; `peer service remove`, then `peer service install` renews it",
             file=sys.stderr,
         )
-    latest = of_events(read_events(folder.events)).to_json()
-    with suppress(BadSettings):  # no peer runs: its last report
-        latest = ask(folder.path, {"verb": "status"})
+    try:
+        latest, described = ask(folder.path, {"verb": "status"}), sentence
+    except BadSettings:  # no peer runs
+        latest, described = folder.last_status(), last_sentence
     shown = systemctl("show", "--property=ActiveState,SubState,NRestarts", file.name)
     unit = dict(line.split("=", 1) for line in shown.splitlines() if "=" in line)
     if as_json:
-        print(
-            json.dumps({"unit": str(file), "systemd": unit, "state": latest["state"], "reason": latest["reason"], "since": latest["since"]})
-        )
+        print(json.dumps({"unit": str(file), "systemd": unit} | {key: latest.get(key) for key in ("state", "reason", "since")}))
         return
     again = f"started again {unit.get('NRestarts', '0')} times"
     print(f"service    {unit.get('ActiveState', 'unknown')} ({unit.get('SubState', '')}), {again}; {file}")
-    print(f"peer       {sentence(latest, time.time())}")
+    print(f"peer       {described(latest, time.time()) if latest else 'has not written a status yet'}")
 
 
 def need_unit(folder: Home) -> Path:

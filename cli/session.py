@@ -39,8 +39,8 @@ def settings(home: Path, given: Mapping[str, object], *, trains: bool = True) ->
     if "checkpoint_interval_s" in given:
         values["checkpoint_interval_steps"] = 0
     for key in ("data", "model"):
-        if isinstance(path := values.get(key), Path):
-            values[key] = path.expanduser().absolute()
+        if isinstance(path := values.get(key), str | Path):  # a file that the operator edits may hold a tilde too
+            values[key] = Path(path).expanduser().absolute()
     config = peer_config(values | {"home": folder.path, "trains": trains})
     need_program_memory(trains, memory_room(held_bytes(os.getpid()), config.max_memory))
     return config.model_copy(update={"port": free_port(folder, config.listen, config.port if "port" in values else None)})
@@ -112,7 +112,8 @@ def hold_session(
             newest = asyncio.run(run_peer(config, identity, manifest, invite, watch))
     finally:
         if newest.state in ("left", "done"):  # after Ctrl-C too, which ends in KeyboardInterrupt
-            print(farewell(newest, config), file=sys.stderr)
+            with suppress(OSError):
+                print(farewell(newest, config), file=sys.stderr, flush=True)
 
 
 def news(before: Status, now: Status) -> Iterator[str]:

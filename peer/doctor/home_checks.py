@@ -31,12 +31,10 @@ def home(path: Path) -> Finding:
         return fail(f"{path} is not a folder", ANOTHER_HOME)
     if found.st_uid != user:
         return fail(f"{path} belongs to user {found.st_uid}, and you are user {user}", f"run as that user, or {ANOTHER_HOME}")
-    if mode & 0o022:
-        return fail(f"other users may write to {path} (mode {mode:03o}), and so take this peer over", f"chmod 700 {path}")
+    if mode & 0o077:
+        return fail(f"other users may enter {path} (mode {mode:03o}), so no peer starts from it", f"chmod 700 {path}")
     if not os.access(path, os.R_OK | os.W_OK | os.X_OK):
         return fail(f"{path} cannot be written to (mode {mode:03o}, or a read-only disk)", f"chmod 700 {path}, or {ANOTHER_HOME}")
-    if mode & 0o055:
-        return warn(f"other users may look into {path} (mode {mode:03o})", f"chmod 700 {path}")
     return ok(f"{path} is yours alone")
 
 

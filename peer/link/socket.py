@@ -38,13 +38,9 @@ class TrainerEnd:
     """The trainer's side: one listening socket, at most one node. `poll` belongs to one thread; any thread may call `send`."""
 
     def __init__(self, folder: Path) -> None:
-        path = folder / SOCKET_NAME
-        path.unlink(missing_ok=True)
-        self._path = path
-        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._listener.bind(str(path))
-        self._listener.listen(1)
-        self._listener.setblocking(False)
+        self._path = folder / SOCKET_NAME
+        self._path.unlink(missing_ok=True)
+        self._listener = self._bound()
         self._node: socket.socket | None = None
         self._num_sessions = 0
         self._using = threading.Lock()
@@ -111,7 +107,22 @@ class TrainerEnd:
         self._path.unlink(missing_ok=True)
         self._listener.close()
 
+    def _bound(self) -> socket.socket:
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            listener.bind(str(self._path))
+        except OSError:
+            listener.close()
+            raise
+        listener.listen(1)
+        listener.setblocking(False)
+        return listener
+
     def _accept(self) -> None:
+        if not self._path.exists():  # the system has removed the runtime folder; the supervisor makes it again
+            with contextlib.suppress(OSError):
+                self._listener, gone = self._bound(), self._listener
+                gone.close()
         try:
             self._node, _ = self._listener.accept()
         except (BlockingIOError, ConnectionError):

@@ -28,7 +28,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Any, Final, Self
 
 from gossamer.peer.machine.config import COMMANDS, save_settings, saved_settings
-from gossamer.peer.machine.home import Home, finished_checkpoints, private
+from gossamer.peer.machine.home import Home, finished_checkpoints, private, sync_path
 from gossamer.peer.machine.status import VERSION
 from gossamer.protocol.errors import BadSettings
 from gossamer.protocol.identity import PeerId
@@ -83,8 +83,8 @@ class About:
 
 def need_new_file(file: Path) -> None:
     """Raise BadSettings if `write` cannot make this file."""
-    if file.exists():
-        raise BadSettings(f"{file} exists", hint="name a new file: a backup is not written over another file")
+    if os.path.lexists(file):
+        raise _taken(file)
     descriptor, name = _begun(file)
     os.close(descriptor)
     os.unlink(name)
@@ -112,10 +112,13 @@ def write(home: Home, me: PeerId, file: Path, passphrase: str) -> int:
             archive.writestr(KEY, pyrage.passphrase.encrypt(str(key).encode(), passphrase))
             with archive.open(CONTENTS, "w", force_zip64=True) as encrypted, _piped(lambda pipe: _pack(home, about, pipe)) as packed:
                 pyrage.encrypt_io(packed, encrypted, [key.to_public()])
+        sync_path(beside)
         _name(beside, file)
+        with contextlib.suppress(OSError):  # some network shares sync no folder
+            sync_path(file.parent)
         return file.stat().st_size
     except FileExistsError as error:
-        raise BadSettings(f"{file} exists", hint="name a new file: a backup is not written over another file") from error
+        raise _taken(file) from error
     except OSError as error:
         raise BadSettings(f"the backup {file} cannot be written: {error.strerror}", hint="name a file on a disk with more room") from error
     finally:
@@ -128,6 +131,10 @@ def _begun(file: Path) -> tuple[int, str]:
         return tempfile.mkstemp(prefix=f".{file.name}.", dir=file.parent)
     except OSError as error:
         raise BadSettings(f"{file.parent} cannot be written to: {error.strerror}", hint="name a file in another folder") from error
+
+
+def _taken(file: Path) -> BadSettings:
+    return BadSettings(f"{file} exists", hint="name a new file: a backup is not written over another file")
 
 
 def _name(beside: Path, file: Path) -> None:
@@ -163,7 +170,7 @@ class Restored:
 
 
 def read(file: Path, home: Home, passphrase: str) -> Restored:
-    """Restore a backup into a home, which must not exist, or be an empty folder. The home gets the `next_generation`.
+    """Restore a backup into a home, which must not exist, or be an empty folder, such as a volume. The home gets the `next_generation`.
 
     The settings that run commands stay out: a stranger may have written the backup.
     Raises BadSettings; then there is no home.
@@ -171,9 +178,11 @@ def read(file: Path, home: Home, passphrase: str) -> Restored:
     import pyrage
 
     need_new_home(home)
+    is_there = home.path.exists()
     try:
-        home.path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=f".{home.path.name}.", dir=home.path.parent) as made:
+        place = home.path if is_there else home.path.parent  # a folder that is there may be on a disk of its own
+        place.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".restored-", dir=place) as made:
             restored = Home(Path(made) / "home")
             restored.create()
             with zipfile.ZipFile(file) as archive, archive.open(contents := _stored(archive, CONTENTS)) as encrypted:
@@ -184,9 +193,13 @@ def read(file: Path, home: Home, passphrase: str) -> Restored:
             generation = next_generation(about.generation, time.time())
             restored.write_generation(generation)
             dropped = _drop_commands(restored, about)
-            with contextlib.suppress(FileNotFoundError):
-                home.path.rmdir()
-            restored.path.rename(home.path)
+            if is_there:
+                home.path.chmod(0o700)
+                for path in sorted(restored.path.iterdir(), key=restored.identity.__eq__):  # the key last: it makes the home a peer's
+                    path.rename(home.path / path.name)
+            else:
+                restored.path.rename(home.path)
+            sync_path(place)
             return Restored(about.peer_id, generation, dropped)
     except (*UNREADABLE_ERRORS, pyrage.DecryptError, pyrage.IdentityError) as error:
         why = error if zipfile.is_zipfile(file) else "it is another file, or its end is missing"
@@ -314,4 +327,5 @@ def _unpack(packed: IO[bytes], restored: Home) -> About:
             target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             with open(target, "xb", opener=private) as written:
                 shutil.copyfileobj(file, written)
+            sync_path(target)
         return about

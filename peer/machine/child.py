@@ -20,7 +20,6 @@ import select
 import signal
 import sys
 import threading
-import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -215,7 +214,7 @@ def run_child(work: Callable[[Child], None]) -> int:
         while isinstance(first, BaseExceptionGroup):  # of nested task groups
             first = first.exceptions[0]
         if not isinstance(first, GossamerError):
-            traceback.print_exc()
+            logging.exception("internal error")  # with its time, by which `peer logs` places the traceback
         return child.end(first)
 
 

@@ -5,6 +5,7 @@ The counters cover the whole machine; a peer's part is its share of the processo
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -21,11 +22,19 @@ def _read(path: Path) -> float | None:
         return None
 
 
+def _covers_the_rest(zone: Path) -> bool:
+    """Return whether a counter is that of a whole laptop, in which its packages are counted already."""
+    with suppress(OSError):
+        return (zone / "name").read_text().strip() == "psys"
+    return False
+
+
 class Packages:
     """The energy counters of the processor packages (Intel's and AMD's RAPL); each wraps to zero at its maximum."""
 
     def __init__(self, folder: Path = RAPL) -> None:
-        self._counters = [zone for zone in sorted(folder.glob("*-rapl:*")) if zone.name.count(":") == 1]
+        zones = [zone for zone in sorted(folder.glob("*-rapl:*")) if zone.name.count(":") == 1]
+        self._counters = [zone for zone in zones if not _covers_the_rest(zone)]
         self._last = self._read()
 
     def _read(self) -> list[float | None]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from gossamer.peer.machine.events import Event, EventsLost, older, to_line
 
-MAX_LOG_BYTES = 64 << 20  # chosen, not measured: weeks of a busy peer; one older file of this size is kept beside it
+MAX_LOG_BYTES = 64 << 20  # two days of a peer that trains; one older file of this size is kept beside it
 
 
 class EventLog:

@@ -23,6 +23,7 @@ from gossamer.protocol.identity import need_private
 from gossamer.protocol.limits import MOST_GENERATIONS
 
 CHECKPOINT: Final = re.compile(r"step-(\d{8,})(?:\.(\d+))?")  # name of a finished one: its step, and which of several
+SENTENCE: Final = {"state", "reason", "since", "way_out"}  # keys of a status that every message about it needs
 ANOTHER_HOME: Final = "choose another folder with --home DIR or GOSSAMER_HOME"
 
 
@@ -100,14 +101,16 @@ class Home:
         """Lock the home for this process; the kernel releases the lock when the process ends.
 
         Raises HomeInUse that names the process, while another one holds it: the same identity must not run twice. Raises BadSettings if
-        the lock cannot be opened.
+        the lock cannot be taken.
         """
-        try:
-            descriptor = os.open(self._lock, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW, 0o600)  # it is written to
-        except OSError as error:
-            raise BadSettings(f"the lock {self._lock} cannot be opened: {error.strerror}", hint=ANOTHER_HOME) from error
-        try:
-            if not try_lock(descriptor, fcntl.LOCK_EX):
+        with contextlib.ExitStack() as stack:
+            try:
+                descriptor = os.open(self._lock, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW, 0o600)  # it is written to
+                stack.callback(os.close, descriptor)
+                is_ours = try_lock(descriptor, fcntl.LOCK_EX)
+            except OSError as error:  # of a lock: some network file systems have none
+                raise BadSettings(f"the lock {self._lock} cannot be opened and locked: {error.strerror}", hint=ANOTHER_HOME) from error
+            if not is_ours:
                 raise HomeInUse(
                     f"a peer already runs from {self.path} ({_holder(descriptor)})",
                     hint=f"stop it with `peer leave --home {self.path}`, or give this one its own folder with --home DIR",
@@ -115,8 +118,6 @@ class Home:
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, f"{os.getpid()} {time.time():.0f} {socket.gethostname()}\n".encode(), 0)
             yield
-        finally:
-            os.close(descriptor)
 
     def holder(self) -> str:
         """Return which process holds the home and since when; empty if none does. Raises OSError if the lock may not be read."""
@@ -167,10 +168,10 @@ class Home:
         write_whole(self.generation, f"{generation}\n".encode())
 
     def last_status(self) -> dict[str, Any]:
-        """Return the last status that the peer wrote, as `peer status --json` shows it; empty if there is none."""
-        with contextlib.suppress(OSError, ValueError):
+        """Return the last status that the peer wrote, as `peer status --json` shows it; empty if there is none that says its state."""
+        with contextlib.suppress(OSError, ValueError, RecursionError):
             status = json.loads(self.status.read_text())
-            return status if isinstance(status, dict) else {}
+            return status if isinstance(status, dict) and status.keys() >= SENTENCE else {}
         return {}
 
 
@@ -200,15 +201,19 @@ def _holder(lock: int) -> str:
     return f"process {pid} on {host}, since {time.strftime('%Y-%m-%d %H:%M', time.localtime(int(since_s)))}"
 
 
-def write_whole(path: Path, content: bytes) -> None:
-    """Write a file that only its owner can read; a crash of the process leaves all of it or the old one.
+def write_whole(path: Path, content: bytes, *, is_synced: bool = True) -> None:
+    """Write a file that only its owner can read; a crash of the process, or a power cut, leaves all of it or the old one.
 
+    `is_synced`: False does not wait for the disk, which may take seconds beside a checkpoint; a power cut may then leave an empty file.
     Raises OSError, with the old file untouched.
     """
     beside = path.with_name(f".{path.name}.new")
     beside.unlink(missing_ok=True)  # what a crash left may have another mode
     with open(beside, "xb", opener=private) as file:
         file.write(content)
+        if is_synced:
+            file.flush()
+            os.fsync(file.fileno())  # some file systems take the new name to the disk before the content
     beside.replace(path)
 
 

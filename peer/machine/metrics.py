@@ -41,6 +41,7 @@ class StatusMetrics(Collector):
 
     def __init__(self, status: Callable[[], Status]) -> None:
         self._status = status
+        self._most: dict[str, float] = {}  # of each counter: a trainer that goes on from a checkpoint has made fewer steps than before
 
     def collect(self) -> Iterator[Metric]:
         """Yield all metrics."""
@@ -53,7 +54,8 @@ class StatusMetrics(Collector):
             if value is not None:
                 yield GaugeMetricFamily(name, meaning, value)
         for name, (meaning, value) in _counters(status).items():
-            yield CounterMetricFamily(name, meaning, value)
+            self._most[name] = max(value, self._most.get(name, 0.0))  # to Prometheus a smaller one is a new start from zero
+            yield CounterMetricFamily(name, meaning, self._most[name])
         for family, values in _labelled(status):
             for label, value in values.items():
                 family.add_metric([label], value)

@@ -323,7 +323,7 @@ def kept_view(home: Home) -> RunView:
     try:
         view = RunView.from_record(json.loads(home.run.read_text()))
         view.to_json(0.0)  # of the right keys, but of wrong values
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return RunView()
     return view
 

@@ -20,6 +20,7 @@ from gossamer.peer.machine.home import try_lock
 from gossamer.protocol.errors import BadSettings
 
 PREFIX = "gossamer-"
+LOCK_NAME = "lock"
 MEMORY_FOLDER = Path("/dev/shm")
 PAYLOAD_BYTES = 64 << 20  # room wanted for payloads before the model's size is known
 MAX_PATH_BYTES = 80  # a Unix socket's path holds 104 bytes at least (108 on Linux); the rest is for the names inside
@@ -35,12 +36,21 @@ def runtime_folder(bytes_needed: int, last_resort: Path | None = None) -> Iterat
     parent = place_for(bytes_needed, last_resort)
     _remove_orphans(parent)
     folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getuid()}-", dir=parent))  # mode 0700
-    descriptor = os.open(folder / "lock", os.O_CREAT | os.O_RDWR, 0o600)
+    with held(folder):
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """Hold a runtime folder inside, so that no other peer takes it for an orphan."""
+    descriptor = os.open(folder / LOCK_NAME, os.O_CREAT | os.O_RDWR, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield folder
+        yield
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
         os.close(descriptor)
 
 
@@ -82,7 +92,7 @@ def _is_held(folder: Path) -> bool:
     if folder.is_symlink() or folder.lstat().st_uid != os.getuid():
         return True  # of another user
     try:
-        descriptor = os.open(folder / "lock", os.O_RDWR)
+        descriptor = os.open(folder / LOCK_NAME, os.O_RDWR)
     except FileNotFoundError:
         return False
     try:

@@ -6,15 +6,18 @@ options that the manager of an unprivileged user can set.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 from gossamer.protocol.errors import BadSettings, ExitCode
 
+NAME_CHARS: Final = 100  # of the home's path in the name of its unit
 ASK_S: Final = 30.0  # to start a service, systemd waits for the process, not for training
 ONLY_THE_OPERATOR: Final = (ExitCode.BAD_INPUT, ExitCode.REFUSED_BY_RUN, ExitCode.VERSION_MISMATCH)  # can correct the cause
 
@@ -32,7 +35,7 @@ Environment={triton}
 Restart=on-failure
 RestartSec=30s
 RestartPreventExitStatus={final}
-TimeoutStopSec=20s
+TimeoutStopSec=10min
 KillMode=mixed
 UMask=0077
 
@@ -77,10 +80,14 @@ def unit_text(home: Path) -> str:
 
 
 def unit_file(home: Path) -> Path:
-    """Return the path of the unit of this home; each home has its own."""
+    """Return the path of the unit of this home; each home has its own, whatever its letters and signs."""
     folder = Path(os.environ.get("XDG_CONFIG_HOME") or "~/.config").expanduser() / "systemd" / "user"
     place = re.sub(r"[^A-Za-z0-9]+", "-", str(home)).strip("-")
-    return folder / f"gossamer-{place}.service"
+    with suppress(OSError):  # none, or its name is too long
+        earlier = folder / f"gossamer-{place}.service"  # as an earlier release has named it, for several homes
+        if f"\nReadWritePaths={_quoted(home)}\n" in earlier.read_text():
+            return earlier
+    return folder / f"gossamer-{place[-NAME_CHARS:].lstrip('-')}-{hashlib.sha256(os.fsencode(home)).hexdigest()[:8]}.service"
 
 
 def lingers() -> bool:

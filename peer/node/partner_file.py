@@ -36,7 +36,7 @@ class PartnerFile:
         self._forgive()
         self._warn()
         if self._records.num_changes != self._num_saved:
-            write_whole(self._home.partners, self._records.to_bytes())
+            write_whole(self._home.partners, self._records.to_bytes(), is_synced=False)
             self._num_saved = self._records.num_changes
 
     def _forgive(self) -> None:

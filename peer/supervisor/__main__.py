@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import signal
 import sys
-import traceback
 
 from gossamer.peer.machine.home import Home
+from gossamer.peer.machine.log_lines import FORMAT
 from gossamer.peer.machine.port import keep_port
 from gossamer.peer.machine.status import Status
 from gossamer.peer.supervisor.guest import GuestProcess
@@ -31,7 +32,7 @@ async def run() -> int:
         await _run_peer_of(guest)
     except Exception as error:
         if not isinstance(error, GossamerError):
-            traceback.print_exc()
+            logging.exception("internal error")
         shown = classified(error, "the log says more")
         guest.notify(json.dumps(description(shown)).encode() + b"\n")
         return int(shown.exit_code)
@@ -53,6 +54,7 @@ async def _run_peer_of(guest: GuestProcess) -> None:
 if __name__ == "__main__":
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # the program's own: it leaves, and we with it
+    logging.basicConfig(format=FORMAT)
     exit_code = asyncio.run(run())
     sys.stderr.flush()
     os._exit(exit_code)

@@ -26,4 +26,4 @@ class ClockWatch:
 
 def _ahead_s() -> float:
     """Return by how much the machine's clock is ahead of the time since it booted, in which a suspended machine counts too."""
-    return time.time() - (time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic())
+    return time.time() - time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))  # macOS counts sleep in the second

@@ -51,14 +51,15 @@ class Housekeeping:
             free_bytes = shutil.disk_usage(self._home.path).free
         except OSError:
             return
-        words = f"the disk of {self._home.path} is nearly full: {bytes_text(free_bytes)} are free" if free_bytes < LITTLE_DISK_BYTES else ""
+        free = bytes_text(1 << free_bytes.bit_length())  # the next power of two: another warning when half of it is left
+        words = f"the disk of {self._home.path} is nearly full: less than {free} are free" if free_bytes < LITTLE_DISK_BYTES else ""
         if words != status.warned.get("disk", ""):
             yield Warned("disk", words)
 
     def keep(self, status: Status) -> None:
         """Write the record; a failing disk loses the record and nothing else."""
         with contextlib.suppress(OSError):
-            write_whole(self._home.status, json.dumps(status.to_json()).encode())
+            write_whole(self._home.status, json.dumps(status.to_json()).encode(), is_synced=False)
 
 
 def earlier(home: Home) -> dict[str, float]:

@@ -106,41 +106,45 @@ def clock_text(moment_s: float, now_s: float) -> str:
 
 
 class MonthlyTraffic:
-    """The count of one month, by local time. `now_s` is Unix time."""
+    """The count of this month, by local time. `now_s` is Unix time.
+
+    The counts of other months are kept too: a machine that starts with a wrong clock has the right month's count once its clock is set.
+    """
 
     def __init__(self, path: Path, now_s: float) -> None:
         self._path = path
-        self._month, self.num_bytes = _month(now_s), 0
+        self._month = _month(now_s)
+        self._counts: dict[str, int] = {}  # bytes by month
         self._seen = 0  # of the node that runs now
         self._saved_s = now_s
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # none yet, or no use
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):  # none yet, or no use
             kept = json.loads(path.read_text())
-            if kept["month"] == self._month:
-                self.num_bytes = int(kept["bytes"])
+            self._counts = {name: int(count) for name, count in (kept.get("others", {}) | {kept["month"]: kept["bytes"]}).items()}
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of this month so far."""
+        return self._counts.get(self._month, 0)
 
     def count(self, total_bytes: int, now_s: float) -> int:
         """Count the traffic of the node since its start, and return the month's; a smaller number than before means a restarted node."""
-        self.reset_in_new_month(now_s)
-        self.num_bytes += total_bytes - self._seen if total_bytes >= self._seen else total_bytes
+        self._month = _month(now_s)
+        self._counts[self._month] = self.num_bytes + (total_bytes - self._seen if total_bytes >= self._seen else total_bytes)
         self._seen = total_bytes
-        if now_s - self._saved_s >= SAVE_S:
+        if not 0 <= now_s - self._saved_s < SAVE_S:
             self.save(now_s)
         return self.num_bytes
 
-    def reset_in_new_month(self, now_s: float) -> None:
-        """Reset the count in a new month."""
-        if _month(now_s) != self._month:
-            self._month, self.num_bytes = _month(now_s), 0
-
     def save(self, now_s: float) -> None:
-        """Write the count to disk; a failing disk loses the count and nothing else."""
+        """Write the counts to disk; a failing disk loses them and nothing else."""
         self._saved_s = now_s
+        others = {name: count for name, count in self._counts.items() if name != self._month}
         with contextlib.suppress(OSError):
-            write_whole(self._path, json.dumps({"month": self._month, "bytes": self.num_bytes}).encode())
+            write_whole(self._path, json.dumps({"month": self._month, "bytes": self.num_bytes, "others": others}).encode())
 
     def pause(self, limit: str, limit_bytes: float, now_s: float) -> Pause | None:
         """Return an offline pause if the month's traffic is used up: membership costs traffic too."""
-        self.reset_in_new_month(now_s)
+        self._month = _month(now_s)
         if self.num_bytes < limit_bytes:
             return None
         local = datetime.fromtimestamp(now_s)

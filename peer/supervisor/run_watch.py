@@ -37,6 +37,7 @@ class RunWatch:
                 self._view.take_curve(event)
             case ClockSet():
                 self._view.move(event.seconds)
+                self._kept_s, self._published_s = self._kept_s + event.seconds, self._published_s + event.seconds
 
     def look(self, now_s: float, status: Status) -> OwnPart | None:
         """Note who has gone, and write the file now and then; return our own part if it is to be published again."""
@@ -56,7 +57,7 @@ class RunWatch:
         """Write the file; a failing disk loses it and nothing else."""
         if self._view.run_id:
             with contextlib.suppress(OSError):
-                write_whole(self._home.run, json.dumps(self._view.to_record()).encode())
+                write_whole(self._home.run, json.dumps(self._view.to_record()).encode(), is_synced=False)
 
     def shown(self) -> dict[str, Any]:
         """Return what `peer run` and the page show."""

@@ -19,7 +19,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from gossamer.peer.machine import control_socket as control
 from gossamer.peer.machine import events
 from gossamer.peer.machine.child import ChildSettings, OwnPart
 from gossamer.peer.machine.config import NODE, TRAINER, LocalSettings, PeerConfig, peer_config, save_settings, saved_settings, with_setting
@@ -37,6 +36,7 @@ from gossamer.peer.supervisor.housekeeping import Housekeeping, earlier
 from gossamer.peer.supervisor.notices import Notices
 from gossamer.peer.supervisor.pauses import LAST_PAUSE, Pauses, refused_pause
 from gossamer.peer.supervisor.run_watch import RunWatch
+from gossamer.peer.supervisor.runtime_watch import RuntimeWatch
 from gossamer.protocol.errors import BadSettings, ExitCode, GossamerError, classified
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.run.invite import Invite
@@ -51,10 +51,7 @@ HEALTHY_S = 600.0  # after a run of this length the count of failures starts aga
 LEAVE_S = {NODE: 5.0, TRAINER: 4.0}  # to end meetings, then to save small files, before they are killed
 SAVES = 3  # grace for the trainer, in durations of its last checkpoint: the one in progress, the final one, and a reserve
 BYTES_PER_PARAM, SLOW_DISK_BYTES_PER_S = 16, 1e8  # for an estimate before the first checkpoint
-RESTARTED: Mapping[str, type[events.NodeRestarted | events.TrainerRestarted]] = {
-    NODE: events.NodeRestarted,
-    TRAINER: events.TrainerRestarted,
-}
+RESTARTED: Mapping[str, Callable[[str, int], Event]] = {NODE: events.NodeRestarted, TRAINER: events.TrainerRestarted}
 LAST_WORK = {NODE: "ending meetings", TRAINER: "saving"}  # in this order
 ASKED = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM", signal.SIGHUP: "its terminal was closed"}  # to leave
 LOOK_S = 1.0  # between two checks for a silent trainer and for pauses that the settings require
@@ -152,7 +149,8 @@ class Supervisor:
         self._note(events.MonthCounted(self._pauses.month.num_bytes))
         self.condition.pause = self._pauses.current_pause(self._config)
         self._describe()
-        async with control.serving(self._home, runtime, self._answer):
+        self._runtime_watch = RuntimeWatch(self._home, runtime, self._answer, self._note)
+        async with self._runtime_watch.open():
             for number in ASKED:
                 if signal.getsignal(number) is not signal.SIG_IGN:  # ignored under nohup
                     asyncio.get_running_loop().add_signal_handler(number, self._on_signal, number)  # until the loop is closed
@@ -318,6 +316,12 @@ class Supervisor:
             if child is not None and child.is_running:
                 child.notify(self._settings().to_line())
 
+    def _restart(self, *names: str) -> None:
+        """Have those of these children that run end their work and start again."""
+        self._restarting |= set(filter(self._can_restart, names))
+        self._send_settings()
+        self._changes.notify()
+
     def _may_run(self, name: str) -> bool:
         rest = self.condition.pause
         if name == TRAINER and self._guest is not None:
@@ -364,9 +368,7 @@ class Supervisor:
             self._is_quiet = True
             self._changes.notify()
         elif isinstance(event, events.StageMoved):
-            self._restarting |= {NODE, TRAINER}
-            self._send_settings()
-            self._changes.notify()
+            self._restart(NODE, TRAINER)
         elif isinstance(event, events.TrafficCounted):
             self._note(events.MonthCounted(self._pauses.month.count(event.sent_bytes + event.received_bytes, time.time())))
         else:
@@ -387,6 +389,8 @@ class Supervisor:
         while True:
             await asyncio.sleep(LOOK_S)
             self._update_pause()
+            if await self._runtime_watch.look():
+                self._restart(NODE)  # its sockets are gone too; the trainer makes its own again
             for event in (*self._housekeeping.look(self.status), *self._pauses.look(self.status)):
                 self._note(event)
                 self._run_watch.take(event)
@@ -412,10 +416,8 @@ class Supervisor:
         if wording != self._logged:
             self._logged = wording
             self._log.append(event)
-        try:
+        with contextlib.suppress(OSError):  # the terminal or pipe that we draw on was closed: no reason to stop
             self._watch(self.status)
-        except OSError:  # the terminal or pipe that we draw on was closed: no reason to stop
-            self._watch = lambda _: None
 
     def _answer(self, request: dict[str, Any]) -> dict[str, Any]:
         match request:
@@ -474,10 +476,8 @@ class Supervisor:
             return {"value": value}
         self._config = config
         self._note(events.LimitsSet(config.limits_in_force))
-        self._restarting |= {name for name in LocalSettings.setting(key).restarts if self._can_restart(name)}
         self._update_pause()
-        self._send_settings()
-        self._changes.notify()
+        self._restart(*LocalSettings.setting(key).restarts)
         if key == "notify":
             self._notices.test(self.status, config.notify)
         return {"value": value}

@@ -346,7 +346,7 @@ class AddressBook:
             for line in content["banned"]:
                 self._banned_until_s[PeerId.from_text(line["peer"])] = now_s + min(BAN_S, float(line["banned_for_s"]))
             self.saved_s = None if (saved_s := content.get("saved_s")) is None else float(saved_s)
-        except (OSError, ValueError, KeyError, TypeError, GossamerError):
+        except (OSError, ValueError, KeyError, TypeError, RecursionError, GossamerError):
             return
 
     def _best(self, now_s: float) -> list[KnownPeer]:

@@ -56,6 +56,11 @@ def test_an_empty_home_is_not_backed_up(shell: Shell, secret: Path, tmp_path: Pa
     assert not (tmp_path / "file").exists() and not shell.home.exists()
 
 
+def test_a_file_that_exists_is_refused_before_anything_is_asked(shell: Shell, host: Identity, tmp_path: Path) -> None:
+    (tmp_path / "taken").write_text("mine")
+    assert "exists" in shell("backup", tmp_path / "taken").complaint[0]
+
+
 def test_a_passphrase_must_be_given_and_be_long(shell: Shell, host: Identity, tmp_path: Path) -> None:
     assert "no terminal to ask" in shell("backup", tmp_path / "file").complaint[0]
     (tmp_path / "short").write_text("horse\n")

@@ -26,7 +26,8 @@ def test_a_setting_is_changed_shown_and_given_its_default_again(shell: Shell) ->
 
 def test_a_key_may_be_written_like_its_option_and_a_path_from_here(shell: Shell) -> None:
     assert shell("config", "checkpoint-interval-s", "30").out == "30.0\n"
-    assert shell("config", "data", "text").out == f"{Path.cwd() / 'text'}\n"
+    for key in ("data", "model"):
+        assert shell("config", key, "text").out == f"{Path.cwd() / 'text'}\n"
 
 
 def test_an_invalid_setting_is_refused_with_a_hint(shell: Shell) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from gossamer.cli.cost_question import STEADY_S, CostQuestion, offered, round_up
 from gossamer.cli.screen import PlainLines
-from gossamer.peer.machine.config import PeerConfig
+from gossamer.peer.machine.config import PeerConfig, save_settings
 from gossamer.peer.machine.control_socket import serving
 from gossamer.peer.machine.home import Home
 from gossamer.peer.machine.runtime_folder import runtime_folder
@@ -194,6 +194,17 @@ def test_a_decided_or_low_cost_is_said_and_not_asked_for(new: New, settings: dic
     trial = new(has_terminal=True, **settings)
     shown = trial.run(trial.measured(13.3e9), 0)
     assert "cost: about" in shown and "a month?" not in shown and not trial.told
+
+
+@pytest.mark.parametrize("size", ["unlimited", "900 GB"])
+def test_a_limit_that_the_operator_sets_meanwhile_is_kept(new: New, tmp_path: Path, size: str) -> None:
+    trial = new(has_terminal=False)
+
+    def looks(question: CostQuestion) -> None:
+        save_settings(Home(tmp_path), {"monthly_traffic": size})
+        trial.measured(13.3e9)(question)
+
+    assert "holds from now on" not in trial.run(looks, 0) and not trial.told
 
 
 LOW_USE = {"day_received": 13.2e9, "day_hops": 13e9, "use": 0.04}

@@ -41,6 +41,14 @@ def test_an_invite_file_may_appear_later(shell: Shell, tmp_path: Path, monkeypat
     assert "expired" in result.complaint[0]
 
 
+def test_an_invite_file_may_be_empty_at_first(shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a shell leaves it while `peer invite > FILE` starts."""
+    (file := tmp_path / "invite").touch()
+    monkeypatch.setattr("gossamer.cli.join.time.sleep", lambda _: file.write_text(EXPIRED + "\n"))
+    result = shell("join", "--invite-file", file)
+    assert f"waiting for an invite in {file}: it is empty\n" in result.err and "expired" in result.complaint[0]
+
+
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [

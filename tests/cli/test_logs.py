@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -50,10 +53,13 @@ def test_lines_are_in_order_and_filtered(shell: Shell, home: Home, options: tupl
 def test_a_report_holds_no_identifying_data(shell: Shell, home: Home) -> None:
     status = apply(Status(peer_id="12D3KooWMUkXeJ7opGyyab", addresses=["/ip4/203.0.113.7/tcp/1"]), changed("failed", f"no {home.path}"))
     home.status.write_text(json.dumps(status.to_json()))
+    with home.log.open("a") as log:
+        log.write("dial tcp6 [::]:4001->[2001:db8::5:1]:4001, 2001:DB8:0:0:1:2:3:4 and fe80::1%eth0: timeout at 12:34:56 of std::cout\n")
     result = shell("logs", "--report")
+    assert "[::]:4001->[ADDRESS]:4001, ADDRESS and ADDRESS%eth0: timeout at 12:34:56 of std::cout" in result.out
     assert "failed for" in result.out
     assert f"{LOGGER} a stream to /ip4/ADDRESS/tcp/4001/p2p/12D3Koo...pGyyab broke" in result.out
-    for secret in ("gossamer1", "203.0.113", "12D3KooWMUk", str(home.path), str(Path.home())):
+    for secret in ("2001:", "gossamer1", "203.0.113", "12D3KooWMUk", str(home.path), str(Path.home())):
         assert secret not in result.out
 
 
@@ -61,3 +67,10 @@ def test_an_invalid_pattern_is_refused(shell: Shell, home: Home) -> None:
     result = shell("logs", "--grep", "(")
     assert result.code == 2
     assert "is not a regular expression" in result.complaint[0]
+
+
+def test_letters_that_the_terminal_lacks_are_escaped(home: Home) -> None:
+    EventLog(home.events).append(SoloStep(0, "no \u8bad\u7ec3"))
+    asked = [sys.executable, "-m", "gossamer.cli.main", "logs", "--home", str(home.path), "--grep", "SoloStep"]
+    done = subprocess.run(asked, env=os.environ | {"PYTHONIOENCODING": "latin-1"}, capture_output=True, text=True, check=True)
+    assert "\\u8bad" in done.stdout and not done.stderr

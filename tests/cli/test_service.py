@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import time
 from pathlib import Path
 
 import pytest
 
-from gossamer.peer.machine.event_log import EventLog
-from gossamer.peer.machine.events import PeerStarted
 from gossamer.peer.machine.home import Home
 from gossamer.peer.machine.states import changed
+from gossamer.peer.machine.status import Status, apply
 from gossamer.peer.machine.systemd import unit_file
+from gossamer.peer.machine.units import duration_s
+from gossamer.peer.supervisor.housekeeping import Housekeeping
+from gossamer.peer.supervisor.supervisor import BYTES_PER_PARAM, LEAVE_S, SAVES, SLOW_DISK_BYTES_PER_S
 from gossamer.protocol.errors import ExitCode
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.run.invite import Invite
 from tests.cli.shell import Shell
-from tests.docker.test_files import understood
+from tests.docker.test_files import PEERS, understood
 
 HOST = Identity(b"h" * 32)
 
@@ -79,6 +82,13 @@ def test_the_unit_limits_restarts(shell: Shell, systemctl: Path) -> None:
     assert final == {ExitCode.BAD_INPUT, ExitCode.REFUSED_BY_RUN, ExitCode.VERSION_MISMATCH}
 
 
+def test_a_stop_leaves_a_large_model_the_time_to_save(shell: Shell, systemctl: Path) -> None:
+    billion_s = SAVES * 10**9 * BYTES_PER_PARAM / SLOW_DISK_BYTES_PER_S
+    shell("service", "install", invite())
+    for grace in (unit_of(shell)["TimeoutStopSec"], *(service["stop_grace_period"] for service in PEERS.values())):
+        assert duration_s(grace) > billion_s + sum(LEAVE_S.values())
+
+
 def test_printing_changes_nothing(shell: Shell, systemctl: Path) -> None:
     result = shell("service", "install", "--print")
     assert "ExecStart=" in result.out
@@ -95,7 +105,17 @@ def test_a_home_with_spaces_and_signs_stays_one_argument(tmp_path: Path, systemc
 
 
 def test_two_homes_have_two_services() -> None:
-    assert unit_file(Path("/home/a/.gossamer")) != unit_file(Path("/home/a/second"))
+    homes = ["/home/a/.gossamer", "/home/a/second", "/home/a/gossamer", "/home/a/\u00e4", "/home/a/\u00f6", f"/home/{'long/' * 60}a"]
+    files = {unit_file(Path(home)) for home in homes}
+    assert len(files) == len(homes) and max(len(file.name) for file in files) < 255
+
+
+def test_a_service_of_an_earlier_release_keeps_its_name(shell: Shell, systemctl: Path) -> None:
+    shell("service", "install", invite())
+    earlier = unit_file(shell.home).parent / f"gossamer-{re.sub('[^A-Za-z0-9]+', '-', str(shell.home)).strip('-')}.service"
+    unit_file(shell.home).rename(earlier)
+    assert unit_file(shell.home) == earlier
+    assert shell("service", "remove").code == 0 and not earlier.exists()
 
 
 def test_remove_stops_it_and_leaves_the_home(shell: Shell, systemctl: Path) -> None:
@@ -137,10 +157,12 @@ def test_a_machine_without_systemd(shell: Shell, systemctl: Path, monkeypatch: p
 
 
 def test_service_status_shows_the_last_state_of_a_failed_peer(shell: Shell, systemctl: Path) -> None:
+    """From the status that the peer wrote last: its events may be a hundred megabytes, or deleted."""
     shell("service", "install", invite())
-    log = EventLog(Home(shell.home).events)
-    log.append(PeerStarted("12D3KooX"))
-    log.append(changed("failed", "the trainer failed 3 times in a row: killed by SIGKILL"))
+    assert "has not written a status yet" in shell("service", "status").out
+    assert json.loads(shell("service", "status", "--json").out)["state"] is None
+    failed = changed("failed", "the trainer failed 3 times in a row: killed by SIGKILL")
+    Housekeeping(Home(shell.home)).keep(apply(Status(), failed))
     result = shell("service", "status")
     assert "failed (failed), started again 3 times" in result.out
     assert "the trainer failed 3 times in a row: killed by SIGKILL" in result.out

@@ -37,6 +37,12 @@ def test_options_override_the_file_and_the_file_the_defaults(tmp_path: Path) -> 
     assert saved_settings(Home(tmp_path))["threads"] == 3
 
 
+def test_a_path_in_the_file_may_begin_with_a_tilde(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    save_settings(Home(tmp_path), {"data": "~/texts", "port": 0})
+    assert settings(tmp_path, {}).data == tmp_path / "texts"
+
+
 def test_a_given_checkpoint_interval_in_seconds_switches_steps_off(tmp_path: Path) -> None:
     config = settings(tmp_path, LOCAL | {"checkpoint_interval_s": 600.0})
     assert (config.checkpoint_interval_s, config.checkpoint_interval_steps) == (600.0, 0)
@@ -202,6 +208,28 @@ def test_after_ctrl_c_too_the_last_line_says_how_to_go_on(
         module.hold_session(PeerConfig(home=tmp_path), Identity(b"m" * 32), None, None)
     shown = capsys.readouterr().err
     assert words in shown and ("goes on from here" in shown) is bool(words)
+
+
+def test_where_nothing_can_be_printed_metrics_and_invite_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    served: list[Callable[[], Status]] = []
+    invited: list[str] = []
+
+    async def run_peer(config: object, identity: object, manifest: object, invite: object, watch: Callable[[Status], None]) -> Status:
+        for state in ("starting", "training"):
+            watch(Status(peer_id="12D3KooX", state=state))
+            assert served[0]().state == state == invited[-1]
+        return Status(state="left")
+
+    def server(text: str | None, status: Callable[[], Status]) -> contextlib.AbstractContextManager[None]:
+        served.append(status)
+        return contextlib.nullcontext()
+
+    monkeypatch.setattr(module, "run_peer", run_peer)
+    monkeypatch.setattr(module, "metrics_server", server)
+    with Path("/dev/full").open("w") as full, contextlib.redirect_stderr(full):
+        module.hold_session(PeerConfig(home=tmp_path), Identity(b"m" * 32), None, None, lambda status, _: invited.append(status.state))
+        with contextlib.suppress(OSError):
+            full.close()
 
 
 def test_the_text_of_a_start_becomes_a_setting(tmp_path: Path) -> None:

@@ -10,11 +10,13 @@ from typing import Any
 
 import pytest
 
+from gossamer.cli.invite import bootstraps
 from gossamer.cli.status import description
 from gossamer.peer.machine.events import MonthCounted, OthersTrained, PeersSeen, StepsGivenUp
 from gossamer.peer.machine.home import Home
 from gossamer.peer.machine.states import STATES, changed
 from gossamer.peer.machine.status import Status, apply
+from gossamer.protocol.identity import Identity
 from tests.cli.running import Running
 from tests.cli.shell import Shell
 
@@ -41,6 +43,18 @@ def test_the_first_line_is_one_sentence(shell: Shell) -> None:
     assert first == "waiting for 2 min: waiting for peers: 0 seen, 2 wanted; ends when enough others have joined"
     assert not blank
     assert peer.status.peer_id in result.out
+
+
+@pytest.mark.parametrize("content", [b'{"state": "training"}', b"[" * 100_000])
+def test_files_of_another_release_or_of_a_stranger_count_as_none(shell: Shell, host: Identity, content: bytes) -> None:
+    """A backup may come from either."""
+    home = Home(shell.home)
+    for file in (home.status, home.run, home.peers):
+        file.write_bytes(content)
+    assert shell("status").complaint[0] == f"no peer is running in {shell.home}"
+    assert "no status" in shell("logs", "--report").out
+    assert json.loads(shell("run", "--json").out)["live"] == 0
+    assert bootstraps(home, host.peer_id, ()) == ()
 
 
 @pytest.mark.parametrize("state", STATES)

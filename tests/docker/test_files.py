@@ -71,6 +71,11 @@ def test_nothing_enters_the_image_but_what_is_named() -> None:
     assert all((DOCKER.parent / name[1:]).exists() for name in named if name.startswith("!") and name != "!hashes.txt")
 
 
+def test_an_image_of_hashed_packages_has_the_same_extras() -> None:
+    named = [re.search(r'\(("backup.*?)\)', (DOCKER / name).read_text()) for name in ("Dockerfile", "hashes")]
+    assert len({match[1] if match else None for match in named}) == 1
+
+
 @pytest.mark.parametrize("name", PEERS)
 def test_a_peer_of_the_compose_file(name: str) -> None:
     service = PEERS[name]

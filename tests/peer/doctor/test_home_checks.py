@@ -10,6 +10,7 @@ import pytest
 
 from gossamer.peer.doctor.finding import Finding, Level
 from gossamer.peer.machine.home import Home
+from gossamer.protocol.errors import BadSettings
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.run.manifest import Manifest, SignedManifest
 from tests.peer.doctor.cases import HOST, HOUR_S, SIGNED, case, examined, invite_text, made_home
@@ -56,11 +57,13 @@ def test_the_home_of_another_user(tmp_path: Path) -> None:
     names(found("home", home.path), Level.FAIL, "belongs to user 12345")
 
 
-@pytest.mark.parametrize(("mode", "level"), [(0o777, Level.FAIL), (0o755, Level.WARN)])
-def test_a_home_that_is_open_to_others(tmp_path: Path, mode: int, level: Level) -> None:
+@pytest.mark.parametrize("mode", [0o777, 0o755, 0o710])
+def test_a_home_that_is_open_to_others(tmp_path: Path, mode: int) -> None:
     home = made_home(tmp_path / "home")
     home.path.chmod(mode)
-    names(found("home", home.path), level, "other users", f"{mode:o}")
+    names(found("home", home.path), Level.FAIL, "other users", f"{mode:o}")
+    with pytest.raises(BadSettings, match="other users"):
+        home.create()
 
 
 def test_a_file_in_place_of_a_home(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import shutil
 from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -214,6 +216,17 @@ def test_the_node_leaves_a_trainer_that_makes_no_sense_and_comes_back(folder: Pa
             await test()
 
     asyncio.run(bounded())
+
+
+def test_the_next_node_finds_the_trainer_in_a_folder_that_was_removed_and_made_again(folder: Path) -> None:
+    async def test(pair: Pair) -> None:
+        shutil.rmtree(folder)
+        os.mkdir(folder)  # noqa: PTH102
+        assert pair.node._writer is not None
+        pair.node._writer.close()
+        await eventually(lambda: pair.poll() or (pair.trainer.session == 2 and pair.node.connected), "another connection")
+
+    run(test, folder)
 
 
 def test_a_node_chooses_the_stage_that_the_trainer_builds(folder: Path) -> None:

@@ -10,6 +10,7 @@ import re
 import shutil
 import stat
 import tarfile
+import tempfile
 import time
 import zipfile
 from pathlib import Path
@@ -107,6 +108,32 @@ def test_a_restored_home_has_what_was_kept_and_the_next_generation(made: Path, t
     assert stat.S_IMODE(home.path.stat().st_mode) == 0o700
     assert all(stat.S_IMODE(path.stat().st_mode) == 0o600 for path in home.path.rglob("*") if path.is_file())
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["home"]
+
+
+def test_a_home_on_a_disk_of_its_own_stays_there(made: Path, tmp_path: Path) -> None:
+    """As a container's volume, or a link to another disk: it can be neither removed nor replaced."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as disk:
+        Path(disk).chmod(0o755)
+        home, before = Home(tmp_path / "home"), Path(disk).stat().st_ino
+        home.path.symlink_to(disk)
+        backup.read(made, home, PASSPHRASE)
+        assert {name: (home.path / name).read_bytes() for name in KEPT} == KEPT
+        assert not [path for path in home.path.iterdir() if path.name.startswith(".")]
+        assert home.path.is_symlink() and Path(disk).stat().st_ino == before and stat.S_IMODE(home.path.stat().st_mode) == 0o700
+
+
+def test_backup_and_home_are_on_the_disk_before_they_are_there(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced, sync = set[int](), os.fsync
+
+    def noted(descriptor: int) -> None:
+        sync(descriptor)
+        synced.add(os.fstat(descriptor).st_ino)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    backup.read(made, Home(tmp_path / "home"), PASSPHRASE)
+    backup.write(Home(tmp_path / "home"), ME, tmp_path / "again", PASSPHRASE)
+    needed = {tmp_path, tmp_path / "again", *((tmp_path / "home" / name) for name in KEPT)}
+    assert synced >= {path.stat().st_ino for path in needed}
 
 
 def test_a_later_restore_has_the_higher_generation_whatever_its_backup_is() -> None:

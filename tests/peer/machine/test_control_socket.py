@@ -15,6 +15,7 @@ from gossamer.peer.machine import control_socket as control
 from gossamer.peer.machine.control_socket import NobodyRuns, ask, serving
 from gossamer.peer.machine.home import Home
 from gossamer.peer.machine.runtime_folder import runtime_folder
+from gossamer.peer.machine.status import Status
 from gossamer.protocol.errors import BadSettings
 
 
@@ -116,7 +117,7 @@ def test_no_peer_runs_in_an_empty_home(tmp_path: Path) -> None:
     ],
 )
 def test_the_hint_for_a_home_without_a_peer_fits_its_last_state(home: Home, status: dict[str, str | int], hint: str) -> None:
-    home.status.write_text(json.dumps(status))
+    home.status.write_text(json.dumps(Status().to_json() | status))
     with pytest.raises(NobodyRuns) as caught:
         ask(home.path, {"verb": "status"})
     assert hint in caught.value.hint

@@ -21,10 +21,12 @@ def test_packages_are_summed_up_and_run_over(tmp_path: Path) -> None:
     zone(tmp_path, "intel-rapl:0", 9_000_000)
     zone(tmp_path, "intel-rapl:1", 1_000_000)
     zone(tmp_path, "intel-rapl:0:0", 0)  # a part of the first: counted there already
+    (zone(tmp_path, "intel-rapl:2", 0) / "name").write_text("psys\n")  # the whole machine, with both packages
     packages = Packages(tmp_path)
     zone(tmp_path, "intel-rapl:0", 1_000_000)  # began anew at 10 J
     zone(tmp_path, "intel-rapl:1", 4_000_000)
     zone(tmp_path, "intel-rapl:0:0", 5_000_000)
+    zone(tmp_path, "intel-rapl:2", 9_000_000)
     assert packages.joules() == pytest.approx(2.0 + 3.0)
     assert packages.joules() == 0.0
 

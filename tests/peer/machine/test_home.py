@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import signal
 import stat
@@ -54,6 +56,18 @@ def test_a_lock_that_leads_elsewhere_is_not_followed(tmp_path: Path) -> None:
     with pytest.raises(BadSettings, match="cannot be opened"), home.locked():
         raise AssertionError("locked")
     assert elsewhere.read_text() == "mine"
+
+
+def test_a_file_system_without_locks_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Lustre is mounted on many clusters."""
+
+    def refuse(descriptor: int, kind: int) -> None:
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    (home := Home(tmp_path)).create()
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with pytest.raises(BadSettings, match="cannot be opened and locked: Function not"), home.locked():
+        pass
 
 
 def test_a_file_is_no_home(tmp_path: Path) -> None:
@@ -125,6 +139,14 @@ def test_files_that_an_earlier_release_left_readable_become_private(tmp_path: Pa
         file.chmod(0o644)
     home.create()
     assert {stat.S_IMODE(file.stat().st_mode) for file in (home.events, home.log, home.status, home.peers)} == {0o600}
+
+
+def test_a_file_is_on_the_disk_before_it_replaces_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, found = tmp_path / "config.toml", list[tuple[bytes, bytes]]()
+    path.write_bytes(b"old")
+    monkeypatch.setattr(os, "fsync", lambda fd: found.append((Path(f"/proc/self/fd/{fd}").read_bytes(), path.read_bytes())))
+    write_whole(path, b"new")
+    assert found == [(b"new", b"old")] and path.read_bytes() == b"new"
 
 
 def test_the_old_file_stays_where_the_new_one_cannot_be_written(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from gossamer.peer.machine.metrics import serving_metrics
+from gossamer.peer.machine.metrics import StatusMetrics, serving_metrics
 from gossamer.peer.machine.partners import Partner
 from gossamer.peer.machine.states import STATES
 from gossamer.peer.machine.status import Status
@@ -63,6 +63,15 @@ def test_the_status_can_be_scraped() -> None:
     assert {state: value for (name, state), value in ((key, read[key]) for key in read if key[0] == "gossamer_state")} == {
         state: float(state == "training") for state in STATES
     }
+
+
+def test_no_counter_goes_back_with_a_trainer_that_starts_from_a_checkpoint() -> None:
+    """Prometheus would take it for a new start, and count all tokens of the peer once more."""
+    statuses = [replace(STATUS, own_steps=steps, tokens=10 * steps) for steps in (100, 80, 110)]
+    metrics = StatusMetrics(lambda: statuses.pop(0))
+    read = [{sample.name: sample.value for family in metrics.collect() for sample in family.samples} for _ in range(3)]
+    assert [each["gossamer_inner_steps_total"] for each in read] == [100, 100, 110]
+    assert [each["gossamer_tokens_total"] for each in read] == [1000, 1000, 1100]
 
 
 def test_what_is_not_known_yet_is_not_there() -> None:

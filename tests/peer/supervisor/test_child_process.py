@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import time
 from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any, TypeVar
@@ -13,6 +14,8 @@ import pytest
 from gossamer.peer.machine.child import ChildSettings
 from gossamer.peer.machine.config import PeerConfig
 from gossamer.peer.machine.events import Event, EventsLost, ProcessFailed, ProcessReported, SoloStep
+from gossamer.peer.machine.home import Home
+from gossamer.peer.machine.log_lines import Log
 from gossamer.peer.supervisor.child_process import ChildExit, ChildProcess
 from tests.peer.child_program import NUM_CHATTER
 from tests.peer.waiting import eventually
@@ -133,6 +136,18 @@ def test_the_final_error_of_a_child_arrives(tmp_path: Path, behaviour: str, fail
     end, child = started_and_ended(tmp_path, behaviour)
     assert end == ChildExit(failure.exit_code, failure.error, failure)
     assert len(child.events) == 1
+
+
+def test_a_traceback_is_in_the_log_at_its_time(tmp_path: Path) -> None:
+    """Without a time it would stand at the last line that has one, days ago: `peer logs` would not show it."""
+    started_s = time.time()
+    (home := Home(tmp_path)).create()
+    home.log.write_text("2026-11-22 12:00:00,500 WARNING gossamer: long before\n")
+    _, child = started_and_ended(tmp_path, "bug")
+    with home.log.open("a") as log:
+        log.write((child.home / "log").read_text())
+    [thrown] = [line for line in Log(home).lines() if line.text == "ValueError: out of cheese"]
+    assert thrown.ts >= int(started_s)
 
 
 def test_a_truncated_event_is_skipped(tmp_path: Path) -> None:

@@ -33,15 +33,15 @@ def test_a_full_disk_is_one_warning_that_ends_with_its_cause(tmp_path: Path, mon
     now, free, status = [0.0], [10], Status()
     monkeypatch.setattr("gossamer.peer.supervisor.housekeeping.shutil.disk_usage", lambda path: Usage(0, 0, free[0]))
     housekeeping, words_at = Housekeeping(Home(tmp_path), lambda: now[0]), []
-    for bytes_free in (10, 10, 1 << 40):
+    for bytes_free in (900_000_000, 899_000_000, 400_000_000, 1 << 40):
         now[0] += LOOK_S
         free[0] = bytes_free
         events = look(housekeeping, status)
         words_at.append([event.words for event in events if isinstance(event, Warned)])
         for event in events:
             status = apply(status, event)
-    assert [len(words) for words in words_at] == [1, 0, 1]
-    assert "nearly full" in words_at[0][0] and not words_at[2][0]
+    assert [len(words) for words in words_at] == [1, 0, 1, 1], "again when half of it is left, not each time that some bytes are written"
+    assert "nearly full" in words_at[0][0] and "less than 537 MB are free" in words_at[2][0] and not words_at[3][0]
     assert not status.warnings
 
 

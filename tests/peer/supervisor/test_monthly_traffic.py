@@ -42,6 +42,21 @@ def test_another_month_begins_at_zero(tmp_path: Path) -> None:
     assert month.num_bytes == 50
 
 
+def test_a_clock_that_is_wrong_for_a_while_loses_no_count(tmp_path: Path) -> None:
+    """A machine without a battery for its clock starts in another year, and network time sets it minutes later."""
+    path = tmp_path / "traffic.json"
+    month = MonthlyTraffic(path, NOON_S)
+    month.count(2 * 10**9, NOON_S)
+    month.save(NOON_S)
+    again = MonthlyTraffic(path, 0.0)
+    again.count(100, 1.0)
+    again.count(250, 2.0 + SAVE_S)
+    again.count(400, NOON_S)
+    assert again.num_bytes == 2 * 10**9 + 150
+    again.count(500, NOON_S - 7200)
+    assert MonthlyTraffic(path, NOON_S).num_bytes == 2 * 10**9 + 250, "a clock that is set back delays no write"
+
+
 def test_an_unreadable_count_starts_at_zero(tmp_path: Path) -> None:
     path = tmp_path / "traffic.json"
     path.write_text('{"month": 3')

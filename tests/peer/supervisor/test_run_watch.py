@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
-from gossamer.peer.machine.events import MemberSeen, MembersSeen, RunKnown
+from gossamer.peer.machine.events import ClockSet, MemberSeen, MembersSeen, RunKnown
 from gossamer.peer.machine.home import Home
 from gossamer.peer.machine.run_view import kept_view
 from gossamer.peer.machine.status import Status
@@ -40,6 +41,16 @@ def test_what_was_seen_is_written_now_and_then_and_read_by_the_next_start(tmp_pa
     assert set(kept_view(home).members) == {"12D3KooWa", "12D3KooWb"}
     assert kept_view(home).since == NOW_S
     assert home.run.stat().st_mode & 0o077 == 0
+
+
+def test_a_clock_that_is_set_back_stops_neither_the_file_nor_the_own_part(tmp_path: Path) -> None:
+    (home := Home(tmp_path)).create()
+    watch = watching(home)
+    watch.look(NOW_S, STATUS)
+    before, now_s = home.run.read_bytes(), NOW_S - 7200
+    watch.take(ClockSet(-7200.0, ts=now_s))
+    assert watch.look(now_s + KEEP_S, replace(STATUS, own_steps=41)) is not None
+    assert home.run.read_bytes() != before
 
 
 def test_a_full_disk_loses_the_file_and_nothing_else(tmp_path: Path) -> None:

@@ -180,8 +180,8 @@ def test_a_closed_terminal_output_does_not_stop_the_peer(tmp_path: Path) -> None
 
         async with peer(tmp_path, watch=watch) as (running, work):
             await until_training(running)
-            assert drawn == [1]
             assert not work.done()
+            assert len(drawn) > 1, "a full disk that holds what is drawn may have room again"
 
     run(test())
 
