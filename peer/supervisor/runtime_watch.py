@@ -7,6 +7,7 @@ or below nohup.
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Final
@@ -44,6 +45,8 @@ class RuntimeWatch:
             return False
         with contextlib.suppress(OSError):
             self._runtime.mkdir(mode=0o700, exist_ok=True)
+            if self._runtime.lstat().st_uid != os.getuid():  # another user has made it, where the first one was
+                return False
             if not (self._runtime / LOCK_NAME).exists():
                 self._stack.enter_context(held(self._runtime))
             await self._serve()

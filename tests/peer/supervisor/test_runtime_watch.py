@@ -11,6 +11,9 @@ import pytest
 
 from gossamer.peer.machine import runtime_folder
 from gossamer.peer.machine.control_socket import SOCKET_NAME, ask
+from gossamer.peer.machine.events import Event
+from gossamer.peer.machine.home import Home
+from gossamer.peer.supervisor.runtime_watch import RuntimeWatch
 from tests.peer.supervised import peer, run, until_training
 from tests.peer.waiting import eventually
 
@@ -32,3 +35,13 @@ def test_a_peer_whose_runtime_folder_is_removed_makes_it_again_and_meets_on(tmp_
                 assert folder.exists(), "a second peer takes it for an orphan"
 
     run(test())
+
+
+def test_a_runtime_folder_that_another_user_has_made_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    emitted: list[Event] = []
+    watch = RuntimeWatch(Home(tmp_path), tmp_path / "runtime", lambda request: {}, emitted.append)
+    (tmp_path / "runtime").mkdir()
+    own = os.getuid()
+    monkeypatch.setattr(os, "getuid", lambda: own + 1)
+    assert not asyncio.run(watch.look())
+    assert not list((tmp_path / "runtime").iterdir()) and not emitted
