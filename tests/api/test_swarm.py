@@ -177,8 +177,8 @@ def test_a_forked_child_does_not_keep_the_peer_of_a_killed_program(programs: For
 def test_pause_holds_step_and_leave_ends_batches(programs: ForkedPrograms, tmp_path: Path) -> None:
     host, home = programs.small("host", *LONG), tmp_path / "host"
     host.says("trains")
-    ask(home, {"verb": "pause"})
-    wait_until(lambda: ask(home, {"verb": "status"})["state"] == "paused", "pause")
+    assert ask(home, {"verb": "pause"})["state"] == "paused"
+    wait_until(lambda: ask(home, {"verb": "status"})["reason"] == "paused by the operator", "last step and save before the pause")
     before = ask(home, {"verb": "status"})
     wait_until(
         lambda: ask(home, {"verb": "status"})["processor_seconds"]["node"] > before["processor_seconds"]["node"], "a later report", 60.0
