@@ -87,6 +87,7 @@ def test_a_swarm_survives_its_host_and_readmits_it(swarm: LocalSwarm, tmp_path: 
     back = swarm.start("first", ["host", *LOCAL])
     wait_until(lambda: steps(back) >= saved, "host going on from its checkpoint", 60)
     wait_until(lambda: completed(back) > 0, "meeting with the host that is back", 60)
+    give_way(back)
 
     shell = Shell(third.home, capsys)
     assert shell("config", "only-idle", "true").code == 0
