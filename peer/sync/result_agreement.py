@@ -248,7 +248,7 @@ class ResultAgreement:
     def _note_agreed(self, name: bytes) -> None:
         """Report from now on that this result, of which all pieces are here, is agreed; a restart does not forget it."""
         if self.own.agreed != name:
-            self.own.agreed, self._is_final = name, False
+            self.own.agreed, self.own.agreed_s, self._is_final = name, loop_s(), False
             with contextlib.suppress(OSError):  # a full disk: then only a restart forgets it
                 write_whole(self._noted, name)
 
@@ -435,7 +435,7 @@ class ResultAgreement:
             elif self._is_split():
                 self._give_up()
                 return False
-            elif self.own.agreed == result.name and await self._all_have(result.name, self._until(began_s)):
+            elif self.own.agreed == result.name and self._votes.is_known() and await self._all_have(result.name, self._until(began_s)):
                 return True
             await asyncio.sleep(PAUSE_S)
         return True
