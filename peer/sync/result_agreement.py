@@ -9,7 +9,7 @@
    takes its vote back. Once two thirds have reported that, the result is settled: it is never given up.
 4. If ours cannot be agreed, or settled, for PATIENCE_S, as others neither vote for it nor fetch it, we give it up, and so do all who see
    that most have. The order is drawn anew, and trainers allow twice as much loss above their own. The first time all average again.
-5. A peer leaves when all partners within reach have seen its result agreed: nobody is left behind that could still choose another one.
+5. A peer leaves when all partners within reach have seen its result agreed, and know that it has: nobody is left that could choose another.
    Once it is settled, it waits for the rest for LINGER_S after the last change, and longer while one fetches; before, for MOST_OPEN_S.
 
 Only partners, peers that we have met, have a say. A peer without any asks a few strangers of each invite or network, until these have cost
