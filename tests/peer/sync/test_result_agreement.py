@@ -236,7 +236,7 @@ def test_a_peer_is_waited_for_until_it_takes_no_other_result(has: str, is_met: b
 def test_nobody_waits_for_peers_that_have_left_with_the_result_even_if_no_farewell_comes(
     num_peers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def lost(presence: Presence) -> None:
+    async def lost(presence: Presence, within_s: float) -> None:
         """Others hear nothing of it."""
 
     monkeypatch.setattr(Presence, "leave", lost)
