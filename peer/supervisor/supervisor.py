@@ -110,12 +110,7 @@ class Supervisor:
     """One peer on this machine. Make one, `run` it once."""
 
     def __init__(
-        self,
-        config: PeerConfig,
-        peer_id: str,
-        watch: Watch,
-        programs: Mapping[str, str] = PROGRAMS,
-        guest: GuestProcess | None = None,
+        self, config: PeerConfig, peer_id: str, watch: Watch, programs: Mapping[str, str] = PROGRAMS, guest: GuestProcess | None = None
     ) -> None:
         self.status = Status()
         self._save_s = 0.0  # duration of the last checkpoint
@@ -328,6 +323,9 @@ class Supervisor:
             return rest is None or not rest.is_last  # it pauses by itself
         return rest is None or (name == NODE and not rest.is_offline)
 
+    def _must_go(self, name: str) -> bool:
+        return name in self._restarting or not self._may_run(name)
+
     async def _until_sent_away(self, name: str, child: ChildProcess | GuestProcess) -> ChildExit | None:
         """Wait for the end of a child; None if the supervisor stopped it and it has ended its work."""
         if (exit := await work_until(child.wait(), self._until_to_go(name))) is not None:
@@ -341,14 +339,15 @@ class Supervisor:
         return None
 
     async def _until_to_go(self, name: str) -> None:
-        """Wait until a child must stop and no meeting is in progress."""
-        await self._changes.until(lambda: name in self._restarting or not self._may_run(name))
-        node = self._children.get(NODE)
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(LAST_MEETINGS_S):
-                await self._changes.until(lambda: self._is_quiet or node is None or not node.is_running)
-        if name == NODE:
-            await self._changes.until(lambda: TRAINER not in self._awake or self._may_run(TRAINER))
+        """Wait until a child must stop and no meeting is in progress. A pause may end before the meeting does."""
+        while True:
+            await self._changes.until(lambda: self._must_go(name))
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LAST_MEETINGS_S):
+                    await self._changes.until(lambda: self._is_quiet or NODE not in self._awake or not self._must_go(name))
+            await self._changes.until(lambda: name != NODE or TRAINER not in self._awake or self._may_run(TRAINER))
+            if self._must_go(name):
+                return
 
     def _note_running(self, name: str) -> None:
         """Record that a child has its settings and runs."""

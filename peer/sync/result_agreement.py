@@ -9,7 +9,7 @@
    takes its vote back. Once two thirds have reported that, the result is settled: it is never given up.
 4. If ours cannot be agreed, or settled, for PATIENCE_S, as others neither vote for it nor fetch it, we give it up, and so do all who see
    that most have. The order is drawn anew, and trainers allow twice as much loss above their own. The first time all average again.
-5. A peer leaves when all partners within reach have seen its result agreed: nobody is left behind that could still choose another one.
+5. A peer leaves when all partners within reach have seen its result agreed, and know that it has: nobody is left that could choose another.
    Once it is settled, it waits for the rest for LINGER_S after the last change, and longer while one fetches; before, for MOST_OPEN_S.
 
 Only partners, peers that we have met, have a say. A peer without any asks a few strangers of each invite or network, until these have cost
@@ -248,7 +248,7 @@ class ResultAgreement:
     def _note_agreed(self, name: bytes) -> None:
         """Report from now on that this result, of which all pieces are here, is agreed; a restart does not forget it."""
         if self.own.agreed != name:
-            self.own.agreed, self._is_final = name, False
+            self.own.agreed, self.own.agreed_s, self._is_final = name, loop_s(), False
             with contextlib.suppress(OSError):  # a full disk: then only a restart forgets it
                 write_whole(self._noted, name)
 
@@ -435,7 +435,7 @@ class ResultAgreement:
             elif self._is_split():
                 self._give_up()
                 return False
-            elif self.own.agreed == result.name and await self._all_have(result.name, self._until(began_s)):
+            elif self.own.agreed == result.name and self._votes.is_known() and await self._all_have(result.name, self._until(began_s)):
                 return True
             await asyncio.sleep(PAUSE_S)
         return True

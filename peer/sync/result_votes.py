@@ -25,6 +25,7 @@ from gossamer.protocol.tasks import loop_s
 
 QUORUM = 2 / 3
 AWAY_S = 20.0  # a partner that was there so lately may be back
+TELLING_S = 3.0  # for the partners to ask which result we have seen agreed: else they wait for us for AWAY_S when we have left
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +119,12 @@ class ResultVotes:
     def is_judged(self) -> bool:
         """Return whether a partner fetches or judges our result."""
         return any(map(self._is_fetching, self.at_end()))
+
+    def is_known(self) -> bool:
+        """Return whether all partners at the end have asked since we have seen our result agreed, or had the time for it."""
+        since_s = self.own.agreed_s
+        has_asked = (self.own.asked_s.get(entry.peer_id, -math.inf) > since_s for entry in self.at_end())
+        return loop_s() >= since_s + TELLING_S or all(has_asked)
 
     def most_withdraw(self) -> bool:
         """Return whether most partners at the end and we would have given up, if we did."""

@@ -101,6 +101,7 @@ class StateSource:
     result: RunResult | None = None  # once we have one
     coming: RunResult | None = None  # while it is fetched: the pieces that are here are served
     agreed: bytes = b""  # name of the result that we have seen agreed, and of which all pieces are here
+    agreed_s: float = -math.inf  # since when, in this start; loop time
     asked_s: dict[PeerId, float] = field(default_factory=dict)  # when a peer last asked about the result, even in vain; loop time
     _given_of_result: dict[PeerId, Given] = field(default_factory=dict)
     _coding: asyncio.Lock = field(default_factory=asyncio.Lock)

@@ -59,10 +59,11 @@ class Forks:
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
 
-    def start(self, command: Sequence[str], environment: Mapping[str, str], printed: Path) -> ForkedProgram:
-        """Run a script with its arguments; what it prints goes to a file, which is there at once."""
+    def start(self, command: Sequence[str], environment: Mapping[str, str], printed: Path, typed: Path) -> ForkedProgram:
+        """Run a script with its arguments and a file as stdin; what it prints goes to a file, which is there at once."""
         printed.touch()
-        return ForkedProgram(self, self.ask(command=list(command), environment=dict(environment), printed=str(printed)))
+        asked = {"command": list(command), "environment": dict(environment), "printed": str(printed), "typed": str(typed)}
+        return ForkedProgram(self, self.ask(**asked))
 
     def ask(self, **request: Any) -> Any:
         assert self._process.stdin is not None and self._process.stdout is not None
@@ -96,9 +97,9 @@ def exit_code(pid: int) -> int | None:
     return os.waitstatus_to_exitcode(status) if ended else None
 
 
-def become(command: list[str], environment: dict[str, str], printed: str) -> None:
+def become(command: list[str], environment: dict[str, str], printed: str, typed: str) -> None:
     """Run a script in this process as Python would run it."""
-    out, given = os.open(printed, os.O_WRONLY), os.open(os.devnull, os.O_RDONLY)
+    out, given = os.open(printed, os.O_WRONLY), os.open(typed, os.O_RDONLY)
     for source, descriptor in ((given, 0), (out, 1), (out, 2)):
         os.dup2(source, descriptor)
     os.close(given)

@@ -72,15 +72,18 @@ class Programs:
 
 
 class ForkedPrograms(Programs):
-    """Starts the tests' own programs, in a process that has imported torch."""
+    """Starts programs in a process that has imported torch."""
 
     def __init__(self, folder: Path, forks: Forks) -> None:
         super().__init__(folder)
         self._forks = forks
 
     def fork(self, *command: str, **environment: str) -> Started:
+        return self.fork_reading(Path(os.devnull), *command, **environment)
+
+    def fork_reading(self, typed: Path, /, *command: str, **environment: str) -> Started:
         printed = self._printed()
-        return self._noted(Started(self._forks.start(command, environment, printed), printed))
+        return self._noted(Started(self._forks.start(command, environment, printed, typed), printed))
 
     def small(self, home: str, *options: str) -> Started:
         return self.fork(PROGRAM, str(self.folder / home), *options)
@@ -113,7 +116,7 @@ def programs(tmp_path: Path, forks: Forks) -> Iterator[ForkedPrograms]:
 @pytest.mark.timeout(240)
 def test_the_images_example_ends_alike_as_a_file_and_from_stdin(programs: ForkedPrograms, tmp_path: Path) -> None:
     script = ROOT / "examples" / "images.py"
-    host = programs.start([sys.executable, "-P", str(script), str(tmp_path / "first")])
+    host = programs.fork(str(script), str(tmp_path / "first"))
     invite = host.says("gossamer1")
     guest = programs.start([sys.executable, "-P", "-", str(tmp_path / "second"), f"gossamer1{invite}"], stdin=script)
     assert host.end() == guest.end()
@@ -134,11 +137,13 @@ for cell in cells:
 
 @pytest.mark.timeout(240)
 def test_the_cells_of_the_notebook_host_and_join_a_run(programs: ForkedPrograms, tmp_path: Path) -> None:
+    program, notebook = tmp_path / "run_notebook.py", ROOT / "examples" / "notebook.ipynb"
+    program.write_text(RUN_NOTEBOOK)
+
     def start(folder: str, answer: str) -> Started:
         typed = tmp_path / f"{folder}.typed"
         typed.write_text(answer + "\n")
-        notebook = ROOT / "examples" / "notebook.ipynb"
-        return programs.start([sys.executable, "-P", "-c", RUN_NOTEBOOK, str(notebook), str(tmp_path / folder)], stdin=typed)
+        return programs.fork_reading(typed, str(program), str(notebook), str(tmp_path / folder))
 
     host = start("first", "")
     guest = start("second", "gossamer1" + host.says("invite: gossamer1"))
@@ -177,8 +182,8 @@ def test_a_forked_child_does_not_keep_the_peer_of_a_killed_program(programs: For
 def test_pause_holds_step_and_leave_ends_batches(programs: ForkedPrograms, tmp_path: Path) -> None:
     host, home = programs.small("host", *LONG), tmp_path / "host"
     host.says("trains")
-    ask(home, {"verb": "pause"})
-    wait_until(lambda: ask(home, {"verb": "status"})["state"] == "paused", "pause")
+    assert ask(home, {"verb": "pause"})["state"] == "paused"
+    wait_until(lambda: ask(home, {"verb": "status"})["reason"] == "paused by the operator", "last step and save before the pause")
     before = ask(home, {"verb": "status"})
     wait_until(
         lambda: ask(home, {"verb": "status"})["processor_seconds"]["node"] > before["processor_seconds"]["node"], "a later report", 60.0

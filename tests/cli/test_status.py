@@ -148,11 +148,11 @@ def test_health_is_an_exit_code(shell: Shell) -> None:
 def test_the_last_state_of_a_stopped_peer_is_shown(shell: Shell) -> None:
     home = Home(shell.home)
     home.create()
-    ended = apply(Status(), changed("failed", "the port is busy", "choose another"))
+    ended = apply(Status(), replace(changed("failed", "the port is busy", "choose another"), ts=time.time() - 125))
     home.status.write_text(json.dumps(ended.to_json()))
     result = shell("status")
     assert result.code == 2
-    assert result.complaint[0].endswith("its last state: failed for 0 s: the port is busy; choose another")
+    assert result.complaint[0].endswith("its last state: failed for 2 min: the port is busy; choose another")
 
 
 def test_a_peer_that_was_killed_has_a_last_state_without_an_end(shell: Shell) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -86,6 +87,7 @@ def test_a_swarm_survives_its_host_and_readmits_it(swarm: LocalSwarm, tmp_path: 
     back = swarm.start("first", ["host", *LOCAL])
     wait_until(lambda: steps(back) >= saved, "host going on from its checkpoint", 60)
     wait_until(lambda: completed(back) > 0, "meeting with the host that is back", 60)
+    give_way(back)
 
     shell = Shell(third.home, capsys)
     assert shell("config", "only-idle", "true").code == 0
@@ -97,9 +99,10 @@ def test_a_swarm_survives_its_host_and_readmits_it(swarm: LocalSwarm, tmp_path: 
     assert shell("pause", "2h").code == 0
     assert state(third) == "paused" and reason(third).startswith("paused by the operator until")
     paused_at, before = steps(third), completed(second)
-    assert shell("config", "schedule", "mon 00:00-00:01").code == 0
+    other_day = f"{datetime.now() + timedelta(days=3):%a} 00:00-00:01".lower()
+    assert shell("config", "schedule", other_day).code == 0
     assert shell("config", "only-idle", "false").code == 0
-    assert "stays paused: outside the hours of the schedule mon 00:00-00:01 until" in shell("resume").complaint[0]
+    assert f"stays paused: outside the hours of the schedule {other_day} until" in shell("resume").complaint[0]
     wait_until(lambda: completed(second) > before, "meeting without the one that is paused", 60)
     assert shell("config", "--unset", "schedule").code == 0
     wait_until(lambda: state(third) == "training" and steps(third) > paused_at, "third going on from where it saved", 60)

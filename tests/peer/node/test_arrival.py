@@ -44,7 +44,7 @@ def at(who: Identity) -> str:
     return f"/ip4/127.0.0.1/tcp/4001/p2p/{who.peer_id}"
 
 
-INVITE = Invite.issue(HOST, SIGNED.run_id, (at(HOST),), None, int(time.time()) + 3600)
+INVITE = Invite.issue(HOST, SIGNED.run_id, (at(HOST),), None, int(time.time()) + 86400)
 
 
 def record_of(who: Identity) -> MemberRecord:

@@ -22,7 +22,7 @@ from tests.swarm.world import EmptyDirectory
 HOST, SEED, NEWCOMER, STRANGER = (Identity(letter * 32) for letter in (b"h", b"s", b"n", b"x"))
 SIGNED = SignedManifest.sign(Manifest().with_host(HOST.peer_id), HOST)
 AT_HOST, AT_SEED = (f"/ip4/127.0.0.1/tcp/4001/p2p/{who.peer_id}" for who in (HOST, SEED))
-INVITE = Invite.issue(HOST, SIGNED.run_id, (AT_HOST,), None, int(time.time()) + 3600)
+INVITE = Invite.issue(HOST, SIGNED.run_id, (AT_HOST,), None, int(time.time()) + 86400)
 
 
 class Bootstrap:

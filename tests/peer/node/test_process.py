@@ -43,7 +43,7 @@ from tests.peer.waiting import eventually
 HOST, MEMBER = Identity(b"h" * 32), Identity(b"m" * 32)
 SIGNED = SignedManifest.sign(Manifest().with_host(HOST.peer_id), HOST)
 ADDRESS = f"/ip4/127.0.0.1/tcp/4001/p2p/{HOST.peer_id}"
-INVITE = Invite.issue(HOST, SIGNED.run_id, (ADDRESS,), None, int(time.time()) + 3600)
+INVITE = Invite.issue(HOST, SIGNED.run_id, (ADDRESS,), None, int(time.time()) + 86400)
 PLAN = ModelPlan(16, (FragmentTerms(0, 1000, 0),), 800)
 
 

@@ -145,13 +145,24 @@ def test_a_new_setting_ends_the_warning_of_the_one_before(way: str) -> None:
     assert [bool(event.words) for event in emitted if isinstance(event, Warned)] == [True, False]
 
 
-def test_a_hanging_command_is_killed_and_the_warning_ends_with_the_next_success(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log: Path
-) -> None:
+@pytest.mark.usefixtures("log")
+def test_a_hanging_command_is_killed_and_the_warning_ends_with_the_next_success(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "SEND_S", 0.2)
-    (tmp_path / "tell").write_text(f"#!/bin/sh\n[ -e {tmp_path / 'go'} ] || {{ touch {tmp_path / 'go'}; sleep 1000; }}\n")
-    monkeypatch.setattr(module, "SEND_S", 1.0)
-    late, over = sent(str(tmp_path / "tell"), NOTICE, NOTICE)
+    (tmp_path / "tell").write_text(f"#!/bin/sh\n[ -e {tmp_path / 'go'} ] || sleep 1000\n")
+    emitted: list[Event] = []
+
+    async def main() -> None:
+        notices = Notices(emitted.append)
+        notices.test(TRAINING, str(tmp_path / "tell"))
+        await eventually(lambda: emitted, "warning")
+        (tmp_path / "go").touch()
+        monkeypatch.setattr(module, "SEND_S", 30.0)
+        notices._send(str(tmp_path / "tell"), TRAINING, NOTICE)
+        await eventually(lambda: len(emitted) == 2, "end of the warning")
+        await notices.close()
+
+    run(main())
+    late, over = emitted
     assert isinstance(late, Warned) and "took longer than" in late.words
     assert isinstance(over, Warned) and over.words == ""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -77,7 +78,7 @@ def test_a_running_peer_answers_for_the_run_and_its_node_gets_the_own_part(tmp_p
             await eventually(lambda: running.status.state == "training", "training")
             supervisor = running.supervisor
             supervisor._on_event("node", RunKnown("ab", 100, step_tokens=512))
-            supervisor._on_event("node", MembersSeen((SEEN,)))
+            supervisor._on_event("node", MembersSeen((replace(SEEN, expires=time.time() + 300),)))
             answer = supervisor._answer({"verb": "run"})
             assert (answer["run_id"], answer["live"], answer["members"][0]["is_own"]) == ("ab", 1, True)
             json.dumps(answer)

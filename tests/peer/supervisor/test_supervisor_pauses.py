@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from datetime import datetime
+import signal
+import time
+from dataclasses import replace
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -86,7 +89,11 @@ def test_a_pause_of_some_length_ends_by_itself(tmp_path: Path, monkeypatch: pyte
     async def test() -> None:
         async with peer(tmp_path) as (running, _):
             await until_training(running)
-            assert "until" in (await control(running, verb="pause", seconds=0.5))["reason"]
+            assert "until" in (await control(running, verb="pause", seconds=3600))["reason"]
+            await until_paused(running)
+            pauses = running.supervisor._pauses
+            assert pauses.asked is not None
+            pauses.asked = replace(pauses.asked, until_s=time.time())  # the hour is over
             await eventually(lambda: len(running.lives("trainer")) == 2, "the trainer back")
             await until_training(running)
 
@@ -104,17 +111,21 @@ def test_the_meeting_under_way_is_waited_for(tmp_path: Path) -> None:
             assert running.status.reason == "paused by the operator (saving first)"
             await control(running, verb="resume")
             assert running.status.state == "training"
-            assert running.num(TrainerRestarted) == 0
+            os.kill(running.lives("node")[0], signal.SIGKILL)  # so that no meeting is in progress
+            await eventually(lambda: running.status.meetings["completed"] == 6, "the next node")
+            assert not running.stopped_ns("trainer") and running.num(TrainerRestarted) == 0
 
     run(test())
 
 
 def test_outside_its_schedule_it_pauses_and_reports_what_ends_the_pause(tmp_path: Path) -> None:
+    other_day = f"{datetime.now() + timedelta(days=3):%a} 00:00-00:01".lower()
+
     async def test() -> None:
-        async with peer(tmp_path, schedule="mon 00:00-00:01") as (running, _):
+        async with peer(tmp_path, schedule=other_day) as (running, _):
             await eventually(lambda: running.status.peers_seen, "the node")
             assert running.status.state == "paused"
-            assert "schedule mon 00:00-00:01" in running.status.reason
+            assert f"schedule {other_day}" in running.status.reason
             assert not running.lives("trainer")
             with pytest.raises(BadSettings, match="stays paused") as caught:
                 await control(running, verb="resume")

@@ -212,6 +212,7 @@ def test_a_killed_node_costs_no_step_and_comes_back(tmp_path: Path) -> None:
         one.trained(5)
         wait_until(lambda: one.status().get("addresses"), "node", REAL_S)
         trainer, node = one.children()["trainer"], one.children()["node"]
+        trainer.nice(10)  # it would take a core from the node that starts
         grandchildren = node.children(recursive=True)
         assert grandchildren  # p2pd
         node.kill()

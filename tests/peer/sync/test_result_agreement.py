@@ -14,6 +14,7 @@ import torch
 
 from gossamer.peer.link import messages
 from gossamer.peer.swarm.membership import OwnCredential
+from gossamer.peer.swarm.presence import Presence
 from gossamer.peer.swarm.sybil_groups import SybilGroups
 from gossamer.peer.sync import pieces as files
 from gossamer.peer.sync import result_agreement
@@ -227,6 +228,29 @@ def test_a_peer_is_waited_for_until_it_takes_no_other_result(has: str, is_met: b
         began_s = asyncio.get_running_loop().time()
         await swarm.until(lambda: all(peer.is_done for peer in peers), within_s=90.0)
         assert (asyncio.get_running_loop().time() - began_s > result_agreement.LINGER_S / 2) == waits
+
+    play(Swarm(tmp_path, manifest=tiny_manifest(run={"total_steps": 60})), story)
+
+
+@pytest.mark.parametrize("num_peers", [2, 5])
+def test_nobody_waits_for_peers_that_have_left_with_the_result_even_if_no_farewell_comes(
+    num_peers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def lost(presence: Presence, within_s: float) -> None:
+        """Others hear nothing of it."""
+
+    monkeypatch.setattr(Presence, "leave", lost)
+
+    async def leave(peer: Peer) -> None:
+        await peer.until_over()
+        peer.kill()
+
+    async def story(swarm: Swarm) -> None:
+        peers = swarm.start(num_peers)
+        leaving = [asyncio.create_task(leave(peer)) for peer in peers]
+        await swarm.until(lambda: all(peer.node.source.result for peer in peers), within_s=90.0)
+        async with asyncio.timeout(result_agreement.LINGER_S / 2):
+            await asyncio.gather(*leaving)
 
     play(Swarm(tmp_path, manifest=tiny_manifest(run={"total_steps": 60})), story)
 

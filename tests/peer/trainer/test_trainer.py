@@ -104,8 +104,8 @@ def test_it_waits_for_start(tmp_path: Path) -> None:
             assert running.supervision.states() == [("ready", "")]
             assert not running.events(CheckpointSaved)
             one.end.notify(messages.Start())
+            await eventually(lambda: messages.Progress(0, RunPhase.TRAIN, True) in one.progress(), "word that it trains")
             await eventually(lambda: running.replica.own_steps, "first step")
-            assert messages.Progress(0, RunPhase.TRAIN, True) in one.progress()
             assert [event.step for event in running.events(CheckpointSaved)] == [0]  # so that a restart needs no word
 
     run(test())
@@ -134,8 +134,7 @@ def test_it_begins_with_a_sources_weights_or_reports_why_not(tmp_path: Path) -> 
             assert refused == messages.Adopted(bad, False, "the state holds values that are not finite", is_sound=False)
             assert not running.replica.own_steps
             assert await one.end.request(messages.Adopt(good, 40)) == messages.Adopted(good, True, "")
-            await eventually(lambda: running.replica.own_steps, "first step")
-            assert running.replica.global_step > 40
+            await eventually(lambda: running.replica.global_step > 40, "first step")
             assert running.supervision.states() == [("ready", ""), ("training", "")]
             (saved,) = running.events(CheckpointSaved)
             assert saved.step == 0
@@ -206,7 +205,7 @@ def test_the_last_averaging_ends_at_the_nodes_notification(tmp_path: Path) -> No
     async def test() -> None:
         async with trainer(tmp_path, SHORT) as running, node(running) as one:
             await eventually(lambda: any(p.phase is RunPhase.FINISH for p in one.progress()), "the end of the schedule")
-            assert running.supervision.states()[-1][0] == "finishing"
+            await eventually(lambda: running.supervision.states()[-1][0] == "finishing", "the last averaging")
             opened = await one.end.request(messages.Open(1, 0))
             assert isinstance(opened, messages.Opened) and opened.phase is RunPhase.FINISH
             one.end.notify(messages.FinishDone())

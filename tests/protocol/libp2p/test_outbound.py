@@ -20,6 +20,7 @@ from gossamer.protocol.libp2p.splice import CarriedBytes, Pair, drop
 from gossamer.protocol.libp2p.tunnel import tunnel_transport
 from gossamer.protocol.streams.admission import Admission
 from gossamer.protocol.streams.transport import Purpose, Stream, StreamHandler
+from tests.peer.waiting import eventually
 from tests.protocol.peers import chunk, echo, nobody, number_of
 
 
@@ -51,13 +52,13 @@ def test_a_stream_costs_little_and_leaves_nothing() -> None:
                 await stream.send(chunk(1, 200_000))
                 assert await number_of(stream) == 1
                 stream.close()
-                await asyncio.sleep(0.2)
+                here, there = carried
+                await eventually(lambda: (here.sent, here.received) == (there.received, there.sent), "as much at both ends")
                 for side in carried:
                     assert side.sent < 1.01 * stream.bytes_sent
                     assert side.received < 1.01 * stream.bytes_received
-                assert (carried[0].sent, carried[0].received) == (carried[1].received, carried[1].sent)
-                left = {path.name for path in (Path(home) / "a" / "run").iterdir()}
-                assert left == {"p2pd.sock", "in.sock", "grpc.sock", "bulk.sock"}
+                left, kept = Path(home) / "a" / "run", {"p2pd.sock", "in.sock", "grpc.sock", "bulk.sock"}
+                await eventually(lambda: {path.name for path in left.iterdir()} == kept, "no socket of the stream")
             assert not list((Path(home) / "a" / "run").iterdir())
 
         assert len(asyncio.all_tasks()) == 1
@@ -203,8 +204,10 @@ def test_in_the_place_of_a_kept_connection_that_the_other_side_has_ended_comes_a
 
     async def test(world: Kept) -> None:
         await world.end(await world.connect(1))
-        await asyncio.sleep(0.5)
-        await world.end(await world.connect(2))
+        async with asyncio.timeout(20):
+            while world.control.num_opened == 1:  # the far side has not ended it yet, and each call lets it wait again
+                await asyncio.sleep(0.5)
+                await world.end(await world.connect(2))
         assert world.control.num_opened == 2
 
     play(test)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -11,17 +12,18 @@ from gossamer.protocol.errors import BadMessage, PeerGone, Unreachable
 from gossamer.protocol.streams.admission import StreamCaps
 from gossamer.protocol.streams.transport import Purpose, Stream
 from tests.protocol.peers import Raw, chunk, echo, expect_over, nobody, number_of, seeded, send_raw
-from tests.protocol.worlds import Play, World
+from tests.protocol.worlds import Peer, Play, World
 
 MIB = 1 << 20
 CHUNK = 256 * 1024
 
 
 def test_a_crash_ends_the_stream_at_both_ends(play: Play) -> None:
-    over = asyncio.Event()
+    heard, over = asyncio.Event(), asyncio.Event()
 
     async def listen(purpose: Purpose, stream: Stream) -> None:
         await stream.receive()
+        heard.set()
         await expect_over(stream)
         over.set()
 
@@ -29,7 +31,7 @@ def test_a_crash_ends_the_stream_at_both_ends(play: Play) -> None:
         a, b = await world.peer(nobody), await world.peer(listen)
         stream = await a.transport.connect(b.peer_id, b.addresses, Purpose.MEET)
         await stream.send(chunk(1))
-        await asyncio.sleep(0.2)
+        await heard.wait()
         await world.kill(b)
         async with asyncio.timeout(5):
             await expect_over(stream)
@@ -63,6 +65,15 @@ def test_garbage_is_a_bad_message(play: Play, monkeypatch: pytest.MonkeyPatch) -
     play(scenario)
 
 
+async def accepted(a: Peer, b: Peer) -> Stream:
+    """Open a stream for a meeting as soon as the partner has noticed that another one is over."""
+    async with asyncio.timeout(20):
+        while True:
+            with suppress(Unreachable):
+                return await a.transport.connect(b.peer_id, b.addresses, Purpose.MEET)
+            await asyncio.sleep(0.05)
+
+
 def test_the_streams_of_one_partner_are_limited(play: Play) -> None:
     async def scenario(world: World) -> None:
         a, b = await world.peer(nobody), await world.peer(echo, StreamCaps(per_purpose=2, total=3))
@@ -81,8 +92,7 @@ def test_the_streams_of_one_partner_are_limited(play: Play) -> None:
             await stream.send(chunk(1))
             assert await number_of(stream) == 1
         streams[0].close()
-        await asyncio.sleep(0.5)
-        again = await a.transport.connect(b.peer_id, b.addresses, Purpose.MEET)
+        again = await accepted(a, b)
         for stream in (again, *streams[1:]):
             stream.close()
 
