@@ -60,14 +60,15 @@ class StageProgram(LoopProgram):
         return
 
     def kept(self) -> Kept:
-        """Return also the names of micro-batches that these weights hold."""
+        """Return also the names of micro-batches that these weights hold, and the next window of the text."""
         tensors, state = super().kept()
-        return Kept(tensors, state | {"added": self.inner.added})
+        return Kept(tensors, state | {"added": self.inner.added, "window": self.inner.next_window})
 
     def restore(self, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
-        """Restore also these names."""
+        """Restore also these."""
         super().restore(tensors, state)
         self.inner.added = state["added"]
+        self.inner.next_window = state.get("window", 0)  # a checkpoint of before this number has none
 
     def forget_optimizer(self) -> None:
         """Clear the optimizer's state, and the gradient so far, which is one of other weights."""

@@ -130,6 +130,30 @@ def test_a_checkpoint_holds_the_optimizer_and_the_names_that_were_added(tmp_path
     assert fingerprint(restored.last) == fingerprint(line.last)
 
 
+def test_the_text_of_a_driver_never_goes_back(tmp_path: Path) -> None:
+    """Micro-batches that were passed over put its windows ahead of its steps: a streamed text cannot give an earlier one again."""
+
+    def windows(line: Line) -> list[bytes]:
+        first = line.num_hops
+        line.begin(3)
+        return [line.holders[0].own(hop, HopFile.OWN_TOKENS) for hop in range(first, line.num_hops)]
+
+    line, restored = Line(tmp_path / "one"), Line(tmp_path / "two")
+    seen = windows(line)
+    line.holders[0].hops.forget_all()
+    seen += windows(line)
+    line.first.take_over([], 5)
+    kept = line.first.kept()
+    restored.first.restore({name: tensor.clone() for name, tensor in kept.tensors.items()}, kept.state)
+    line.holders[0].hops.forget_all()
+    assert windows(line) == windows(restored)
+    seen += [line.holders[0].own(hop, HopFile.OWN_TOKENS) for hop in range(6, 9)]
+    corpus = line.holders[0].corpus
+    assert corpus is not None
+    rows = torch.cat([corpus.batch(step) for step in range(3)]).split(2)
+    assert seen == [part.numpy().astype("<i4").tobytes() for part in rows]
+
+
 def test_weights_of_others_end_the_half_batch(tmp_path: Path) -> None:
     line = Line(tmp_path)
     line.step()
