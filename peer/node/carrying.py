@@ -322,7 +322,7 @@ class Carrying:
             lane.rests_until_s = float("inf")
             self._retired.add(lane.number)
         for number in list(self._retired):
-            if number not in down or not down[number].unanswered:
+            if number not in down or down[number].is_quiet:
                 self._retired.discard(number)
                 if (open_lane := self.pipeline.lanes.get(number)) is not None:
                     self.pipeline.end_lane(open_lane, "redrawn")

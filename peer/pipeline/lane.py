@@ -180,6 +180,11 @@ class DownLane:
         return self.heard_s
 
     @property
+    def is_quiet(self) -> bool:
+        """Whether no answer is awaited, and the bytes of none are coming."""
+        return not self.unanswered and self.incoming is None
+
+    @property
     def num_sent(self) -> int:
         """Return how many hops were sent on this lane."""
         return self._last
