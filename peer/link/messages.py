@@ -20,7 +20,7 @@ RecordT = TypeVar("RecordT")
 
 
 class Writer(Enum):
-    """Which process writes a file of the payload folder, and removes it when it restarts."""
+    """Which process writes a file of the payload folder, and removes it when it restarts; the trainer also for each new node."""
 
     TRAINER = ("*.own-*", "copy-*")  # the names' patterns
     NODE = ("*.partner-*",)

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from gossamer.peer.link import messages
-from gossamer.peer.link.messages import File, payload_name
+from gossamer.peer.link.messages import File, Writer, payload_name
 from gossamer.peer.link.payload_folder import PayloadFolder
 from gossamer.peer.link.socket import TrainerEnd
 from gossamer.peer.machine.events import Event, OutputsMoved, SoloStep, Warned
@@ -491,8 +491,12 @@ class TrainerExchange:
     # ------------------------------------------------------------------ the node itself
 
     def _serve_new_node(self, session: int) -> None:
-        """Forget what the former node has begun; tell the new one, if there is one, about the model, the counters and due fragments."""
+        """Forget what the former node has begun; tell the new one, if there is one, about the model, the counters and due fragments.
+
+        The files that were written for the former node go too: nobody else would remove them.
+        """
         self.drop_all()
+        self._payloads.clear(Writer.TRAINER)
         self._session = session
         self._link.send(messages.Built(self._replica.plan), session)  # a node reads this first
         self.send_progress()
