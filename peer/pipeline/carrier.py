@@ -81,8 +81,7 @@ class Carrier:
     def next_s(self) -> float:
         """Return when TimePassed is due; infinite while nothing waits for time."""
         times = [min(hop.away.overdue_s, hop.away.notice_s) for hop in self.hops.values() if hop.away is not None]
-        times += [hop.unread_s for hop in self.hops.values()]
-        times += [lane.overdue_s() for lane in self.up.values()]
+        times += [*(hop.unread_s for hop in self.hops.values()), *(lane.overdue_s() for lane in self.up.values())]
         if any(hop.state is HopState.READY for hop in self.hops.values()) or self.may_begin:
             times += [lane.rests_until_s for lane in self.down.values() if lane.rests_until_s > self._now_s]
         if self._nobody_above_since_s is not None:
@@ -226,6 +225,7 @@ class Carrier:
             case HopState.BACKWARD, Unlike(evidence=evidence):
                 self._ask_one_more(hop, evidence)
             case ((HopState.QUEUED | HopState.BACKWARD), Declined(reason=reason)):
+                self.may_begin &= hop.state is HopState.BACKWARD or hop.source is not None  # else until the node says so, as in FileLost
                 hop.state = HopState.READY  # no request is open any more
                 self._give_up(hop, reason)
             case _:

@@ -393,6 +393,19 @@ def test_a_hop_is_declined_where_the_payload_folder_has_no_room_for_it() -> None
     middle.arrive(2)
 
 
+def test_a_driver_whose_trainer_cannot_begin_a_micro_batch_begins_no_other_before_its_node_says_so() -> None:
+    """Each takes a window of its text: a full payload folder would cost hundreds a second."""
+    first = Middle(stage=0)
+    first.carrier.may_begin = True
+    asked = [command.request.hop for command in first.take(events.TimePassed()) if isinstance(command, commands.AskForHop)]
+    assert len(asked) == 2, "as many as the lane takes"
+    done = [command for hop in asked for command in first.take(events.TrainerReplied(Declined(hop, "No space left on device")))]
+    assert outcomes(done) == [HopOutcome.PASSED_OVER] * 2
+    assert not any(isinstance(command, commands.AskForHop) for command in done)
+    first.carrier.may_begin = True
+    assert any(isinstance(command, commands.AskForHop) for command in first.take(events.TimePassed()))
+
+
 def answering(last: Middle, numbers: range) -> list[int]:
     """Have hops arrive at the last stage and leave it as answers that nobody reads; return our numbers of them."""
     hops = []
