@@ -181,8 +181,8 @@ class DownLane:
 
     @property
     def is_quiet(self) -> bool:
-        """Whether no answer is awaited, and the bytes of none are coming."""
-        return not self.unanswered and self.incoming is None
+        """Whether no answer is awaited, and the bytes of none that is wanted are coming."""
+        return not self.unanswered and (self.incoming is None or self.incoming.hop is None)
 
     @property
     def num_sent(self) -> int:
