@@ -360,6 +360,7 @@ class Built(LinkRecord):
     """The sizes of the model on the wire: the first record to every node, which does not know the model. In a staged run, of own stage."""
 
     plan: ModelPlan
+    fits: tuple[int, ...] = ()  # in a staged run: the stages that fit, as in Fits, which a later node does not get
 
 
 class Due(LinkRecord):

@@ -195,6 +195,8 @@ class NodeEnd:
         self._plan: ModelPlan | None = None  # of the first trainer
         self.choose_stage: Callable[[tuple[int, ...]], Awaitable[int]] | None = None
         """In a staged run: chooses one of the stages that fit."""
+        self.fits: tuple[int, ...] = ()
+        """In a staged run: the stages that fit, from 0, as the trainer has told when it connected."""
 
     @property
     def connected(self) -> bool:
@@ -254,7 +256,7 @@ class NodeEnd:
                     if isinstance(first, messages.Built):
                         if self._plan not in (None, first.plan):
                             raise GossamerError("the trainer came back with another stage, so the node starts again")
-                        self._plan, self._writer = first.plan, writer
+                        self._plan, self._writer, self.fits = first.plan, writer, first.fits
                         return first.plan
                 finally:
                     if self._writer is not writer:

@@ -59,6 +59,7 @@ class TrainerExchange:
     ) -> None:
         self.report = messages.NodeReport(0.0, 0.0)  # the last one
         self.has_begun = False  # the trainer trains, or has trained
+        self.fits: tuple[int, ...] = ()  # in a staged run: the stages that fit, from 0
         self.min_call_steps = 0  # a meeting sooner than this after its fragment's last outer step is refused; 0: none
         self.window_s = 1.0  # a loss waits so long for the next gradient to be measured beside it, else for the boundary: there it blocks
         self.measures_next = False  # whether the next merge is measured: how far it moves the model's outputs
@@ -498,6 +499,6 @@ class TrainerExchange:
         self.drop_all()
         self._payloads.clear(Writer.TRAINER)
         self._session = session
-        self._link.send(messages.Built(self._replica.plan), session)  # a node reads this first
+        self._link.send(messages.Built(self._replica.plan, self.fits), session)  # a node reads this first
         self.send_progress()
         self.announce(self._replica.countdown.due())

@@ -106,10 +106,17 @@ class StagedExchange(TrainerExchange):
     """The exchange of a trainer that holds a stage: requests about hops go to its loop, which returns for everything else."""
 
     def __init__(
-        self, link: TrainerEnd, payloads: PayloadFolder, replica: Replica, emit: Callable[[Event], None], rng: random.Random, hops: HopQueue
+        self,
+        link: TrainerEnd,
+        payloads: PayloadFolder,
+        replica: Replica,
+        emit: Callable[[Event], None],
+        rng: random.Random,
+        hops: HopQueue,
+        fits: tuple[int, ...],
     ) -> None:
         super().__init__(link, payloads, replica, emit, rng)
-        self._hops = hops
+        self._hops, self.fits = hops, fits
 
     def at_boundary(self) -> Iterator[messages.Start | messages.FinishDone | messages.Adopted | messages.WriteResult | messages.Adopt]:
         """Carry out what waits for a step boundary; see TrainerExchange. While nothing is trained, hops are declined: others take them."""

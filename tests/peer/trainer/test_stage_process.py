@@ -171,6 +171,7 @@ def test_what_a_trainer_wrote_for_a_node_that_died_is_gone_before_the_next_one_a
             assert {path.name for path in files} == {hop_file(0, HopFile.OWN_TOKENS), hop_file(0, HopFile.OWN_FORWARD), "copy-7"}
             await first.restart_node()
             assert not any(path.exists() for path in files)
+            assert first.offered == [(0, 1)] and first.end.fits == (0, 1), "it is not asked again, and knows what fits"
 
     asyncio.run(story())
 
