@@ -26,7 +26,7 @@ from gossamer.peer.trainer.stage_loop import StageLoop
 from gossamer.peer.trainer.stopwatch import InnerStep
 from gossamer.peer.trainer.text_training import TextReplica
 from gossamer.protocol.messages.messages import RunPhase
-from gossamer.protocol.messages.terms import ModelPlan
+from gossamer.protocol.messages.terms import TOKEN_BYTES, ModelPlan
 
 RESTS: Final = "this peer trains nothing now"
 
@@ -46,7 +46,8 @@ class StageProgram(LoopProgram):
             return None
         back = list(self.inner.held_out)
         self.inner.held_out.clear()
-        self.inner.measure(held_out_rows(self.corpus, NUM_EVAL_BATCHES, MOST_EVAL_TOKENS))
+        most_tokens = max(MOST_EVAL_TOKENS, self.inner.terms.token_bytes // TOKEN_BYTES)  # a whole micro-batch at least
+        self.inner.measure(held_out_rows(self.corpus, NUM_EVAL_BATCHES, most_tokens))
         if not back:
             return None
         return math.fsum(one.loss * one.num_tokens for one in back) / sum(one.num_tokens for one in back), NUM_EVAL_BATCHES

@@ -11,6 +11,7 @@ from gossamer.peer.machine.events import Event
 from gossamer.peer.model.evaluation import held_out_loss
 from gossamer.peer.model.model import build_model
 from gossamer.peer.model.stages import manifest_cuts
+from gossamer.peer.trainer import stage_training
 from gossamer.peer.trainer.fragment_syncs import FragmentSyncs
 from gossamer.peer.trainer.losses import NUM_EVAL_BATCHES
 from gossamer.peer.trainer.stage_training import StageProgram, StageReplica
@@ -112,6 +113,19 @@ def test_the_held_out_loss_comes_back_to_the_driver(tmp_path: Path) -> None:
     corpus = line.holders[0].corpus
     assert corpus is not None
     assert measured == (pytest.approx(held_out_loss(model, corpus, NUM_EVAL_BATCHES), rel=1e-5), NUM_EVAL_BATCHES)
+
+
+def test_a_micro_batch_of_more_tokens_than_an_evaluation_is_measured_nevertheless(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stage_training, "NUM_EVAL_BATCHES", 1)
+    monkeypatch.setattr(stage_training, "MOST_EVAL_TOKENS", 16)
+    line = Line(tmp_path)
+    line.step()
+    assert line.first.program.evaluation() is None
+    line.begin(1)
+    assert line.last.inner_step() is None
+    line.answer()
+    assert line.first.inner_step() is None
+    assert line.first.program.evaluation() is not None
 
 
 def test_a_checkpoint_holds_the_optimizer_and_the_names_that_were_added(tmp_path: Path) -> None:
