@@ -20,13 +20,13 @@ from gossamer.peer.pipeline.hop import AT_TRAINER, Away, Hop, HopSource, HopStat
 from gossamer.peer.pipeline.lane import DownLane, Incoming, UpLane, typical_step
 from gossamer.peer.pipeline.routing import Capacity, compare
 from gossamer.protocol.errors import BadMessage, PeerMisbehaved
-from gossamer.protocol.limits import MICRO_BATCH_BYTES
+from gossamer.protocol.limits import MICRO_BATCH_BYTES, WINDOW
 from gossamer.protocol.messages.messages import Chunk, HopAnswer, HopForward, HopNotice, Message, NoticeKind, Part
 from gossamer.protocol.messages.terms import StageTerms
 from gossamer.protocol.newest import keep_newest
 
 MOST_TRIES = 3  # of one hop, at one stage
-NAMES_KEPT = 256  # micro-batches that were added here
+NAMES_KEPT = WINDOW  # micro-batches that were added here: as many as may be under way
 NOBODY_ABOVE_S = 5.0  # without a lane to the next stage, hops and lanes of lower holders are kept for so long
 MOST_DELAYS = 2 * MOST_TRIES - 1  # of one try, for each stage above: one while each of its tries lasts, and one between two
 
@@ -51,7 +51,7 @@ class Carrier:
         self.may_begin = False  # at stage 0: own trainer trains
         self.free_bytes: float = math.inf  # of the payload folder
         self.num_late = 0  # answers that did not come in time
-        self.capacity = Capacity(stage.most_hops)
+        self.capacity = Capacity(min(WINDOW, stage.most_hops))
         self.doubling = Doubling(rng, num_above=stage.num_above)
         self._rng = rng
         self._numbers = numbers

@@ -55,8 +55,8 @@ from gossamer.protocol.newest import keep_newest
 from gossamer.protocol.run.manifest import StagedManifest
 
 MAX_LATE_STEPS: Final = 4  # a gradient for an older forward pass is not added
-NAMES_KEPT: Final = 256  # of micro-batches that were added
-HOPS_KEPT: Final = 1024  # whose forward pass is remembered: more than all windows together
+NAMES_KEPT: Final = limits.WINDOW  # of micro-batches that were added: as many as may be under way
+HOPS_KEPT: Final = limits.WINDOW  # whose forward pass is remembered: all windows together
 MOST_BATCHES: Final = 16  # in a step, where the lower stage is behind
 TURN_S: Final = 1.0  # the loop returns after so long, for reports and requests that need a boundary
 STARVED_S: Final = 0.1  # without work for so long, the loop returns without a gradient
