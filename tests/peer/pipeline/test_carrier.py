@@ -395,7 +395,7 @@ def test_a_hop_is_declined_where_the_payload_folder_has_no_room_for_it() -> None
 
 
 def test_a_driver_whose_trainer_cannot_begin_a_micro_batch_begins_no_other_before_its_node_says_so() -> None:
-    """Each takes a window of its text: a full payload folder would cost hundreds a second."""
+    """Each takes a window of its text, and with a full payload folder none goes on."""
     first = Middle(stage=0)
     first.carrier.may_begin = True
     asked = [command.request.hop for command in first.take(events.TimePassed()) if isinstance(command, commands.AskForHop)]
