@@ -26,7 +26,7 @@ class Outgoing:
     files: tuple[tuple[Part, str, int], ...]  # with their sizes in bytes
 
 
-MOST_NOTICES = 256  # that wait: an honest partner reads them between two chunks
+MOST_NOTICES = 2 * limits.WINDOW  # that wait: all hops of a lane may be withdrawn at once; an honest partner reads that between chunks
 
 
 @dataclass(slots=True)
