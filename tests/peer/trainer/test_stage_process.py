@@ -29,10 +29,12 @@ from gossamer.peer.model.model import num_parameters
 from gossamer.peer.model.stages import manifest_cuts
 from gossamer.peer.model.weights import FAST
 from gossamer.peer.trainer.need import Rooms
-from gossamer.peer.trainer.stage_need import fitting_stages, least_stage_need, stage_need
+from gossamer.peer.trainer.stage_loop import stage_terms
+from gossamer.peer.trainer.stage_need import HOPS, fitting_stages, least_stage_need, stage_need
 from gossamer.peer.trainer.stage_process import build_staged, exchange_checkpoints
 from gossamer.protocol.errors import BadSettings
 from gossamer.protocol.identity import Identity
+from gossamer.protocol.limits import WINDOW
 from gossamer.protocol.messages.messages import RunPhase
 from gossamer.protocol.messages.terms import StageTerms
 from gossamer.protocol.run.manifest import Manifest, StagedManifest
@@ -218,6 +220,13 @@ def test_a_stage_that_fits_is_offered_and_a_machine_too_small_for_any_is_refused
     with pytest.raises(BadSettings, match=r"no stage of this run fits: stage 1 of 3 needs .*; stage 3 of 3 needs ") as caught:
         fitting_stages(manifest, "cpu", rooms(min(least) - 1), computing)
     assert "more stages" in caught.value.hint
+
+
+def test_no_more_micro_batches_are_counted_than_a_window_holds() -> None:
+    manifest = staged_manifest(micro_batch=1, batch_size=2 * WINDOW)
+    cut = manifest_cuts(manifest)[0]
+    need = stage_need(manifest, cut, "cpu", Computing(micro_batch=1))
+    assert need.payloads[HOPS] == WINDOW * stage_terms(manifest, cut).files_bytes
 
 
 RUN = bytes(32)
