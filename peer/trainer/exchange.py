@@ -341,8 +341,6 @@ class TrainerExchange:
                 replica.global_step = min(replica.global_step, global_step)
             case messages.NodeReport():
                 self.report = request
-            case messages.Start() | messages.FinishDone():
-                pass  # the training loop's: `at_boundary` yields them
         return messages.Written(request.name, "") if isinstance(request, messages.WritingRequest | messages.BringUp) else None
 
     # ------------------------------------------------------------------ meetings
@@ -492,12 +490,9 @@ class TrainerExchange:
     # ------------------------------------------------------------------ the node itself
 
     def _serve_new_node(self, session: int) -> None:
-        """Forget what the former node has begun; tell the new one, if there is one, about the model, the counters and due fragments.
-
-        The files that were written for the former node go too: nobody else would remove them.
-        """
+        """Forget what the former node has begun; tell the new one, if there is one, about the model, the counters and due fragments."""
         self.drop_all()
-        self._payloads.clear(Writer.TRAINER)
+        self._payloads.clear(Writer.TRAINER)  # nobody else would
         self._session = session
         self._link.send(messages.Built(self._replica.plan, self.fits), session)  # a node reads this first
         self.send_progress()
