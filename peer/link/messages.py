@@ -20,7 +20,7 @@ RecordT = TypeVar("RecordT")
 
 
 class Writer(Enum):
-    """Which process writes a file of the payload folder, and removes it when it restarts."""
+    """Which process writes a file of the payload folder, and removes it when it restarts; the trainer also for each new node."""
 
     TRAINER = ("*.own-*", "copy-*")  # the names' patterns
     NODE = ("*.partner-*",)
@@ -360,6 +360,7 @@ class Built(LinkRecord):
     """The sizes of the model on the wire: the first record to every node, which does not know the model. In a staged run, of own stage."""
 
     plan: ModelPlan
+    fits: tuple[int, ...] = ()  # in a staged run: the stages that fit, as in Fits, which a later node does not get
 
 
 class Due(LinkRecord):

@@ -71,7 +71,7 @@ class PayloadFolder:
             self.remove(hop_file(hop, file))
 
     def clear(self, writer: Writer) -> None:
-        """Remove every file of a writer. Call when it starts: none of its meetings can be in progress."""
+        """Remove every file of a writer, while nothing that it has written for is in progress."""
         for pattern in writer.value:
             for path in self._folder.glob(pattern):
                 path.unlink(missing_ok=True)

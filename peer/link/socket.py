@@ -18,6 +18,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from gossamer.peer.link import messages
+from gossamer.protocol.errors import GossamerError
 from gossamer.protocol.messages.terms import ModelPlan
 
 SOCKET_NAME = "trainer.sock"
@@ -191,8 +192,11 @@ class NodeEnd:
         self._reader = asyncio.StreamReader()
         self._writer: asyncio.StreamWriter | None = None
         self._waiting: dict[int | str, asyncio.Future[messages.Reply | messages.HopReply]] = {}  # by the request's subject
+        self._plan: ModelPlan | None = None  # of the first trainer
         self.choose_stage: Callable[[tuple[int, ...]], Awaitable[int]] | None = None
         """In a staged run: chooses one of the stages that fit."""
+        self.fits: tuple[int, ...] = ()
+        """In a staged run: the stages that fit, from 0, as the trainer has told when it connected."""
 
     @property
     def connected(self) -> bool:
@@ -237,7 +241,10 @@ class NodeEnd:
             writer.write(messages.REQUESTS.write(request))
 
     async def connect(self) -> ModelPlan:
-        """Connect to the trainer, and return the plan that it sends first. Cancel-safe."""
+        """Connect to the trainer, and return the plan that it sends first. Cancel-safe.
+
+        Raises GossamerError where a later trainer holds another stage than the first: all that rests on the plan must be made anew.
+        """
         while True:
             with contextlib.suppress(OSError):
                 self._reader, writer = await asyncio.open_unix_connection(str(self._path), limit=LINE_BYTES)
@@ -247,7 +254,9 @@ class NodeEnd:
                         writer.write(messages.REQUESTS.write(messages.Hold(await self.choose_stage(first.stages))))
                         first = await self._next()
                     if isinstance(first, messages.Built):
-                        self._writer = writer
+                        if self._plan not in (None, first.plan):
+                            raise GossamerError("the trainer came back with another stage, so the node starts again")
+                        self._plan, self._writer, self.fits = first.plan, writer, first.fits
                         return first.plan
                 finally:
                     if self._writer is not writer:
@@ -255,7 +264,7 @@ class NodeEnd:
             await asyncio.sleep(RECONNECT_S)
 
     async def run(self, on_report: Callable[[messages.TrainerReport], None]) -> None:
-        """Pass on the trainer's reports, and connect again whenever the link breaks, until cancelled."""
+        """Pass on the trainer's reports, and connect again whenever the link breaks, until cancelled. Raises as `connect`."""
         while True:
             try:
                 await self._read(on_report)

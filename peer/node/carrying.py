@@ -97,7 +97,7 @@ class Carrying:
     _without_lane: Lasting = field(default_factory=Lasting)  # a neighbouring stage has no lane with us while we train
     _over: Lasting = field(default_factory=Lasting)  # all holders of a neighbouring stage have ended
     _serving: Lasting = field(default_factory=Lasting)  # the lower stage is at its last steps, which ours waits for
-    _stepped_s: deque[float] = field(default_factory=lambda: deque(maxlen=5))  # when our global step grew last; loop time
+    _stepped_s: deque[float] = field(default_factory=lambda: deque(maxlen=5))  # when our step grew last; loop time without pauses
     _told_steps: int = 0  # the highest global step that the trainer was told since its last step
     _seen_step: int = 0  # the trainer's last reported global step
 
@@ -205,6 +205,7 @@ class Carrying:
         if is_training and has_lanes:
             self.waiting.look(not any(hop.is_work for hop in carrier.hops.values()))
         if not is_training:
+            self._stepped_s = deque((at_s + LOOK_S for at_s in self._stepped_s), self._stepped_s.maxlen)  # a pause is no long step
             self._over, self._serving = Lasting(), Lasting()
             self.waiting.clear()
             self._rest()
@@ -322,7 +323,7 @@ class Carrying:
             lane.rests_until_s = float("inf")
             self._retired.add(lane.number)
         for number in list(self._retired):
-            if number not in down or not down[number].unanswered:
+            if number not in down or down[number].is_quiet:
                 self._retired.discard(number)
                 if (open_lane := self.pipeline.lanes.get(number)) is not None:
                     self.pipeline.end_lane(open_lane, "redrawn")

@@ -12,7 +12,6 @@ import random
 from collections.abc import Awaitable, Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from gossamer.peer.machine.events import Event, ProcessReported, RunKnown
 from gossamer.peer.machine.held_manifest import held_manifest
@@ -57,9 +56,6 @@ from gossamer.protocol.run.manifest import AnyManifest, SignedManifest
 from gossamer.protocol.streams.throttle import Throttle
 from gossamer.protocol.streams.transport import Directory, Purpose, Transport
 from gossamer.protocol.tasks import loop_s, work_until
-
-if TYPE_CHECKING:
-    from gossamer.peer.node.staging import StageChoice  # only staged runs load it
 
 LOOK_S = 1.0  # between two looks at the records that members have stored here
 LEAVE_S = 3.0  # for meetings in progress to end when the peer stops
@@ -150,7 +146,6 @@ class NodePeer:
         self._gone_by_s = 0.0  # once it is to stop; loop time
         self.member: Member | None = None
         self.node: Node | None = None
-        self._choice: StageChoice | None = None  # in a staged run
         for peer, addresses in by_peer(run.bootstraps).items():
             for address in addresses:
                 self.book.add_address(peer, address, loop_s())
@@ -266,9 +261,9 @@ class NodePeer:
             from gossamer.peer.node.staging import StageChoice  # only staged runs load it
 
             groups, num_stages, is_founder = member.sources.groups, member.manifest.num_stages, self._run.is_founder
-            self._choice = StageChoice(self._home, groups, presence, self.lifecycle, self._rng, num_stages, self._emit, is_founder)
-            self._choice.show_held()
-            own.link.choose_stage = self._choice.choose
+            choice = StageChoice(self._home, groups, presence, self.lifecycle, self._rng, num_stages, self._emit, is_founder)
+            choice.show_held()
+            own.link.choose_stage = choice.choose
         plan = await own.link.connect()
         node = self.node = self._make_node(own, plan, member, presence, network)
         async with asyncio.TaskGroup() as tasks:
@@ -336,8 +331,7 @@ class NodePeer:
             carrying = make_carrying(
                 own, membership, lifecycle, gossip, network.transport, sources.groups, rng, emit, lambda *since: source.gave_weights(*since)
             )
-            fits = self._choice.fits if self._choice else ()
-            ward = make_ward(self._home, membership, lifecycle, sources, carrying.waiting, self.time.now_s, fits, rng, emit)
+            ward = make_ward(self._home, membership, lifecycle, sources, carrying.waiting, self.time.now_s, link.fits, rng, emit)
         caller = Caller(network.transport, self.book, terms.run_id)
         meetings = Meetings(
             membership, lifecycle, caller, gossip, own, rng, lambda *ended: node.on_meeting_done(*ended), self.records, emit

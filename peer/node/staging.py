@@ -51,7 +51,6 @@ class StageChoice:
     num_stages: int  # of the run
     emit: Callable[[Event], None]
     is_founder: bool = False
-    fits: tuple[int, ...] = ()  # stages that fit the trainer's devices, once it has told
     _shown: int = 0  # the stage that was emitted last, counted from one
 
     def show_held(self) -> None:
@@ -62,7 +61,6 @@ class StageChoice:
 
     async def choose(self, stages: tuple[int, ...]) -> int:
         """Choose one of the stages that fit, from 0, and keep the choice in the home. Raises BadSettings if that is unreadable."""
-        self.fits = stages
         chosen = (held_stage(self.home) or 0) - 1
         if chosen not in stages:
             await self.presence.first_look(FIRST_LOOK_S)

@@ -128,8 +128,9 @@ class Ward:
         while True:
             await asyncio.sleep(LOOK_S)
             if self.lifecycle.may_meet and finished_checkpoints(self.home.checkpoints):
-                for copy in (self.own_file, self._spare_of(self.own_stage)):
-                    files.remove(copy)  # kept until a checkpoint held what it was for
+                for copy in self.home.downloads.glob("ward-*"):  # others are kept until a checkpoint holds what they were for
+                    if copy.name.partition(".")[0] != self.file.name:
+                        copy.unlink(missing_ok=True)
                 self.home.left_stage.unlink(missing_ok=True)
             there = [entry for entry in self._claimed(self.stage) if not entry.failures]
             if there and self.lifecycle.may_meet and self.stage - 1 in self.fits and self._is_old():

@@ -20,13 +20,13 @@ from gossamer.peer.pipeline.hop import AT_TRAINER, Away, Hop, HopSource, HopStat
 from gossamer.peer.pipeline.lane import DownLane, Incoming, UpLane, typical_step
 from gossamer.peer.pipeline.routing import Capacity, compare
 from gossamer.protocol.errors import BadMessage, PeerMisbehaved
-from gossamer.protocol.limits import MICRO_BATCH_BYTES
+from gossamer.protocol.limits import MICRO_BATCH_BYTES, WINDOW
 from gossamer.protocol.messages.messages import Chunk, HopAnswer, HopForward, HopNotice, Message, NoticeKind, Part
 from gossamer.protocol.messages.terms import StageTerms
 from gossamer.protocol.newest import keep_newest
 
 MOST_TRIES = 3  # of one hop, at one stage
-NAMES_KEPT = 256  # micro-batches that were added here
+NAMES_KEPT = WINDOW  # micro-batches that were added here: as many as may be under way
 NOBODY_ABOVE_S = 5.0  # without a lane to the next stage, hops and lanes of lower holders are kept for so long
 MOST_DELAYS = 2 * MOST_TRIES - 1  # of one try, for each stage above: one while each of its tries lasts, and one between two
 
@@ -51,7 +51,7 @@ class Carrier:
         self.may_begin = False  # at stage 0: own trainer trains
         self.free_bytes: float = math.inf  # of the payload folder
         self.num_late = 0  # answers that did not come in time
-        self.capacity = Capacity(stage.most_hops)
+        self.capacity = Capacity(min(WINDOW, stage.most_hops))
         self.doubling = Doubling(rng, num_above=stage.num_above)
         self._rng = rng
         self._numbers = numbers
@@ -81,8 +81,7 @@ class Carrier:
     def next_s(self) -> float:
         """Return when TimePassed is due; infinite while nothing waits for time."""
         times = [min(hop.away.overdue_s, hop.away.notice_s) for hop in self.hops.values() if hop.away is not None]
-        times += [hop.unread_s for hop in self.hops.values()]
-        times += [lane.overdue_s() for lane in self.up.values()]
+        times += [*(hop.unread_s for hop in self.hops.values()), *(lane.overdue_s() for lane in self.up.values())]
         if any(hop.state is HopState.READY for hop in self.hops.values()) or self.may_begin:
             times += [lane.rests_until_s for lane in self.down.values() if lane.rests_until_s > self._now_s]
         if self._nobody_above_since_s is not None:
@@ -226,6 +225,7 @@ class Carrier:
             case HopState.BACKWARD, Unlike(evidence=evidence):
                 self._ask_one_more(hop, evidence)
             case ((HopState.QUEUED | HopState.BACKWARD), Declined(reason=reason)):
+                self.may_begin &= hop.state is HopState.BACKWARD or hop.source is not None  # else until the node says so, as in FileLost
                 hop.state = HopState.READY  # no request is open any more
                 self._give_up(hop, reason)
             case _:

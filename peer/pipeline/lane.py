@@ -12,7 +12,7 @@ from statistics import median_high
 
 from gossamer.protocol.errors import BadMessage
 from gossamer.protocol.identity import PeerId
-from gossamer.protocol.limits import SLOWEST_BYTES_PER_S
+from gossamer.protocol.limits import SLOWEST_BYTES_PER_S, WINDOW
 from gossamer.protocol.messages.messages import Chunk, Part
 from gossamer.protocol.messages.terms import StageTerms
 from gossamer.protocol.newest import keep_newest
@@ -24,7 +24,7 @@ MOST_PATIENCE_S = 60.0  # at any time, beside the time of the bytes on the slowe
 STRANGER_PATIENCE = 10.0  # before the first answer: times the typical answer of the lanes beside it, if any has answered
 LEARNING = 0.2  # weight of the last answer in the usual time
 REST_S = (1.0, 8.0)  # without new hops after a decline: doubles from the first to the second
-WITHDRAWN_KEPT = 256  # withdrawn hops whose answer may still come
+WITHDRAWN_KEPT = WINDOW  # withdrawn hops whose answer may still come: all of a lane
 IDLE_S = 30.0  # a lane without a hop for so long takes no share of the windows, and makes room for another one
 FIRST_WINDOW = 2  # one hop at the trainer, one on its way
 
@@ -178,6 +178,11 @@ class DownLane:
     def active_s(self) -> float:
         """When the last answer was complete."""
         return self.heard_s
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether no answer is awaited, and the bytes of none that is wanted are coming."""
+        return not self.unanswered and (self.incoming is None or self.incoming.hop is None)
 
     @property
     def num_sent(self) -> int:

@@ -26,7 +26,7 @@ class Outgoing:
     files: tuple[tuple[Part, str, int], ...]  # with their sizes in bytes
 
 
-MOST_NOTICES = 256  # that wait: an honest partner reads them between two chunks
+MOST_NOTICES = 256  # that wait, beside withdrawals of all hops of a lane at once: an honest partner reads them between two chunks
 
 
 @dataclass(slots=True)
@@ -45,12 +45,14 @@ class LaneWriter:
     _notices: deque[HopNotice | Refusal] = field(default_factory=deque)
     _current: Outgoing | None = None
     _is_stopped: bool = False  # the current hop is withdrawn
+    _num_withdrawn: int = 0  # of the notices that wait
     _changes: Changes = field(default_factory=Changes)
 
     @property
     def is_full(self) -> bool:
         """Whether more waits here than a partner that reads can cause."""
-        return len(self._notices) > MOST_NOTICES or len(self._hops) > limits.WINDOW
+        most_notices = MOST_NOTICES + min(self._num_withdrawn, limits.WINDOW)
+        return len(self._notices) > most_notices or len(self._hops) > limits.WINDOW
 
     def put(self, hop: Outgoing) -> None:
         """Send a hop after those before it."""
@@ -61,6 +63,7 @@ class LaneWriter:
         """Send a notice before the next chunk; a Refusal is the last message. A hop that is withdrawn stops here."""
         if isinstance(notice, HopNotice) and notice.notice is NoticeKind.WITHDRAWN:
             self._stop(notice.number)
+            self._num_withdrawn += 1
         self._notices.append(notice)
         self._changes.notify()
 
@@ -116,6 +119,7 @@ class LaneWriter:
         """Send what is urgent; return whether a Refusal ended the lane."""
         while self._notices:
             notice = self._notices.popleft()
+            self._num_withdrawn -= isinstance(notice, HopNotice) and notice.notice is NoticeKind.WITHDRAWN
             await self.stream.send(notice)
             if isinstance(notice, Refusal):
                 return True

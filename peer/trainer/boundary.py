@@ -17,7 +17,6 @@ from typing import Protocol
 from torch import Tensor
 
 from gossamer.peer.link import messages
-from gossamer.peer.link.messages import Writer
 from gossamer.peer.link.payload_folder import PayloadFolder
 from gossamer.peer.link.socket import TrainerEnd
 from gossamer.peer.machine.child import ChildSettings
@@ -330,6 +329,5 @@ def open_boundary(
     if loaded is not None:
         saver.restore(replica, loaded)
     payloads = PayloadFolder(settings.runtime / "payloads")
-    payloads.clear(Writer.TRAINER)
     exchange = exchange_of(link or TrainerEnd(settings.runtime), payloads, replica, emit, random.SystemRandom())
     return Boundary(supervision, replica, exchange, saver, time.monotonic, queued_clock())

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from gossamer.peer.link import messages
-from gossamer.peer.link.messages import File, payload_name
+from gossamer.peer.link.messages import File, Writer, payload_name
 from gossamer.peer.link.payload_folder import PayloadFolder
 from gossamer.peer.link.socket import TrainerEnd
 from gossamer.peer.machine.events import Event, OutputsMoved, SoloStep, Warned
@@ -59,6 +59,7 @@ class TrainerExchange:
     ) -> None:
         self.report = messages.NodeReport(0.0, 0.0)  # the last one
         self.has_begun = False  # the trainer trains, or has trained
+        self.fits: tuple[int, ...] = ()  # in a staged run: the stages that fit, from 0
         self.min_call_steps = 0  # a meeting sooner than this after its fragment's last outer step is refused; 0: none
         self.window_s = 1.0  # a loss waits so long for the next gradient to be measured beside it, else for the boundary: there it blocks
         self.measures_next = False  # whether the next merge is measured: how far it moves the model's outputs
@@ -340,8 +341,6 @@ class TrainerExchange:
                 replica.global_step = min(replica.global_step, global_step)
             case messages.NodeReport():
                 self.report = request
-            case messages.Start() | messages.FinishDone():
-                pass  # the training loop's: `at_boundary` yields them
         return messages.Written(request.name, "") if isinstance(request, messages.WritingRequest | messages.BringUp) else None
 
     # ------------------------------------------------------------------ meetings
@@ -493,7 +492,8 @@ class TrainerExchange:
     def _serve_new_node(self, session: int) -> None:
         """Forget what the former node has begun; tell the new one, if there is one, about the model, the counters and due fragments."""
         self.drop_all()
+        self._payloads.clear(Writer.TRAINER)  # nobody else would
         self._session = session
-        self._link.send(messages.Built(self._replica.plan), session)  # a node reads this first
+        self._link.send(messages.Built(self._replica.plan, self.fits), session)  # a node reads this first
         self.send_progress()
         self.announce(self._replica.countdown.due())

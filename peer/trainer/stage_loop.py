@@ -55,8 +55,8 @@ from gossamer.protocol.newest import keep_newest
 from gossamer.protocol.run.manifest import StagedManifest
 
 MAX_LATE_STEPS: Final = 4  # a gradient for an older forward pass is not added
-NAMES_KEPT: Final = 256  # of micro-batches that were added
-HOPS_KEPT: Final = 1024  # whose forward pass is remembered: more than all windows together
+NAMES_KEPT: Final = limits.WINDOW  # of micro-batches that were added: as many as may be under way
+HOPS_KEPT: Final = limits.WINDOW  # whose forward pass is remembered: all windows together
 MOST_BATCHES: Final = 16  # in a step, where the lower stage is behind
 TURN_S: Final = 1.0  # the loop returns after so long, for reports and requests that need a boundary
 STARVED_S: Final = 0.1  # without work for so long, the loop returns without a gradient
@@ -108,6 +108,7 @@ class StageLoop:
         self.waited_s = 0.0  # for hops, so far
         self.global_step = 0  # the replica's, which sets it before each call of `gradient`
         self.held_out: deque[HeldOut] = deque(maxlen=HOPS_KEPT)  # at a driver: measured since the caller last took them away
+        self.next_window = 0  # at a driver: micro-batches of its text that were begun so far, whatever became of them
         self._stage, self._cut, self._corpus = stage, cut, corpus
         self._emit, self._payloads = emit, payloads
         self._rows, self._clip_norm = manifest.stages.micro_batch, manifest.inner.clip_norm
@@ -123,7 +124,6 @@ class StageLoop:
         self._sampled = self._sample.read()  # of the gradient so far
         self._own_steps = 0
         self._lower_step = 0  # typical global step of the lower stage
-        self._next_window: int | None = None  # micro-batches of the own text begun so far; None: those of the next step
         self._batch: tuple[int, Tensor] | None = None  # the last one read, with its step
         self._to_measure: deque[Tensor] = deque()
         self._losses: list[float] = []  # of the micro-batches in the gradient
@@ -186,8 +186,8 @@ class StageLoop:
         self._added = dict.fromkeys(names)
 
     def forget_batch(self) -> None:
-        """Forget the gradient so far: the weights are others now. The text goes on at the window of the next step."""
-        self._next_window = self._batch = None
+        """Forget the gradient so far: the weights are others now. The text goes on behind what was begun."""
+        self._batch = None
         self._drop_gradient()
 
     def _drop_gradient(self) -> None:
@@ -248,10 +248,10 @@ class StageLoop:
         return Forwarded(hop, under_way.measures)
 
     def _window(self) -> Tensor:
-        """Return the next micro-batch of the own text, whether or not an earlier one has come back."""
+        """Return the next micro-batch of the own text, whether or not an earlier one has come back. A stream has no way back."""
         assert self._corpus is not None
-        number = self._own_steps * self._in_batch if self._next_window is None else self._next_window
-        self._next_window = number + 1
+        number = max(self.next_window, self._own_steps * self._in_batch)
+        self.next_window = number + 1
         step, part = divmod(number, self._in_batch)
         if self._batch is None or self._batch[0] != step:
             self._batch = step, self._corpus.batch(step)

@@ -17,6 +17,7 @@ from gossamer.peer.trainer.interval import step_hop_bytes
 from gossamer.peer.trainer.need import HOPS_BYTES, PROGRAMS, Need, Rooms, model_need, need_to_fit
 from gossamer.peer.trainer.stage_loop import next_state_bytes, stage_terms
 from gossamer.protocol.errors import BadSettings
+from gossamer.protocol.limits import WINDOW
 from gossamer.protocol.messages.terms import ModelPlan, StageTerms, stage_name
 from gossamer.protocol.run.manifest import StagedManifest
 
@@ -29,7 +30,7 @@ SMALLER: Final = "a run with more stages, or with a smaller model, needs less me
 def stage_need(manifest: StagedManifest, cut: Cut, device: str, computing: Computing) -> Need:
     """Count what a holder of this stage needs on one device of this kind. Raises BadManifest for a model that cannot be cut."""
     terms, inner = stage_terms(manifest, cut), manifest.inner
-    hops = terms.most_hops * terms.files_bytes
+    hops = min(WINDOW, terms.most_hops) * terms.files_bytes
     rows = manifest.stages.micro_batch
     left = activation_bytes(manifest.model, rows, inner.sequence_length, computing.dtype, computing.recompute, cut)
     need = model_need(manifest, stage_shapes(manifest.model, cut), device, computing, left, {HOPS: hops})

@@ -48,7 +48,8 @@ def build_staged(child: Child, home: Home, manifest: StagedManifest) -> TextTrai
     tokenizer = load_tokenizer(manifest.tokenizer, config.model, home.tokenizer, None)
 
     link = TrainerEnd(settings.runtime)
-    cut = manifest_cuts(manifest)[link.wait_for_stage(Fits(tuple(fitting)))]
+    fits = tuple(fitting)
+    cut = manifest_cuts(manifest)[link.wait_for_stage(Fits(fits))]
     computing = fitting[cut.stage]
     model = build_stage(manifest.model, cut, manifest.run.seed)
     check_fit(model.config, tokenizer.vocab_size, inner.sequence_length)
@@ -64,7 +65,7 @@ def build_staged(child: Child, home: Home, manifest: StagedManifest) -> TextTrai
     exchange_checkpoints(home, loop.parameters.keys())
     emit_built(child, replica, stage_flops_per_token(model, cut, inner.sequence_length), peak_flops(device, computing.dtype))
     loop.emit_computing("one micro-batch at a time")
-    return TextTrainer(child, replica, open_boundary(child, home, replica, link, partial(StagedExchange, hops=hops)))
+    return TextTrainer(child, replica, open_boundary(child, home, replica, link, partial(StagedExchange, hops=hops, fits=fits)))
 
 
 def exchange_checkpoints(home: Home, parameters: Set[str]) -> None:

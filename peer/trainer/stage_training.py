@@ -26,7 +26,7 @@ from gossamer.peer.trainer.stage_loop import StageLoop
 from gossamer.peer.trainer.stopwatch import InnerStep
 from gossamer.peer.trainer.text_training import TextReplica
 from gossamer.protocol.messages.messages import RunPhase
-from gossamer.protocol.messages.terms import ModelPlan
+from gossamer.protocol.messages.terms import TOKEN_BYTES, ModelPlan
 
 RESTS: Final = "this peer trains nothing now"
 
@@ -46,7 +46,8 @@ class StageProgram(LoopProgram):
             return None
         back = list(self.inner.held_out)
         self.inner.held_out.clear()
-        self.inner.measure(held_out_rows(self.corpus, NUM_EVAL_BATCHES, MOST_EVAL_TOKENS))
+        most_tokens = max(MOST_EVAL_TOKENS, self.inner.terms.token_bytes // TOKEN_BYTES)  # a whole micro-batch at least
+        self.inner.measure(held_out_rows(self.corpus, NUM_EVAL_BATCHES, most_tokens))
         if not back:
             return None
         return math.fsum(one.loss * one.num_tokens for one in back) / sum(one.num_tokens for one in back), NUM_EVAL_BATCHES
@@ -60,14 +61,15 @@ class StageProgram(LoopProgram):
         return
 
     def kept(self) -> Kept:
-        """Return also the names of micro-batches that these weights hold."""
+        """Return also the names of micro-batches that these weights hold, and the next window of the text."""
         tensors, state = super().kept()
-        return Kept(tensors, state | {"added": self.inner.added})
+        return Kept(tensors, state | {"added": self.inner.added, "window": self.inner.next_window})
 
     def restore(self, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
-        """Restore also these names."""
+        """Restore also these."""
         super().restore(tensors, state)
         self.inner.added = state["added"]
+        self.inner.next_window = state.get("window", 0)  # a checkpoint of before this number has none
 
     def forget_optimizer(self) -> None:
         """Clear the optimizer's state, and the gradient so far, which is one of other weights."""
@@ -105,10 +107,17 @@ class StagedExchange(TrainerExchange):
     """The exchange of a trainer that holds a stage: requests about hops go to its loop, which returns for everything else."""
 
     def __init__(
-        self, link: TrainerEnd, payloads: PayloadFolder, replica: Replica, emit: Callable[[Event], None], rng: random.Random, hops: HopQueue
+        self,
+        link: TrainerEnd,
+        payloads: PayloadFolder,
+        replica: Replica,
+        emit: Callable[[Event], None],
+        rng: random.Random,
+        hops: HopQueue,
+        fits: tuple[int, ...],
     ) -> None:
         super().__init__(link, payloads, replica, emit, rng)
-        self._hops = hops
+        self._hops, self.fits = hops, fits
 
     def at_boundary(self) -> Iterator[messages.Start | messages.FinishDone | messages.Adopted | messages.WriteResult | messages.Adopt]:
         """Carry out what waits for a step boundary; see TrainerExchange. While nothing is trained, hops are declined: others take them."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -294,6 +295,27 @@ def test_a_disk_that_fills_up_with_the_last_bytes_of_a_hop_costs_that_hop_only(t
         await run.until(lambda: last.trainer.steps > steps + 3, 20.0)
 
     play(StagedRun(tmp_path, 2, 2), story)
+
+
+def test_a_lane_that_is_drawn_anew_ends_with_the_last_byte_of_its_last_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(carrying, "DOWN_LANES", 1)
+    monkeypatch.setattr(carrying, "REDRAW_S", 5.0)
+    run = StagedRun(tmp_path, 2, 5)
+    for holder, stage in zip(run.holders, (0, 0, 1, 1, 1), strict=True):
+        holder.fits = (stage,)
+
+    async def story(run: StagedRun) -> None:
+        for holder in run.holders:
+            line = run.network.peers[holder.peer_id].line
+            line.link = replace(line.link, bytes_per_s=1e6)  # an answer takes a third of a second
+        driver, seen = run.of(0)[0], set[int]()
+        for _ in range(60):
+            await asyncio.sleep(1.0)
+            seen |= driver.pipeline.lanes.keys()
+        assert len(seen) > 8, "no lane was drawn anew"
+        assert driver.status.hops["repeated"] == 0, "an answer that was coming was thrown away"
+
+    play(run, story)
 
 
 def test_a_holder_that_falls_silent_is_replaced(tmp_path: Path) -> None:

@@ -61,6 +61,21 @@ def test_a_pause_at_the_end_of_the_run_is_no_time_of_waiting(tmp_path: Path) -> 
     play(StagedRun(tmp_path, 2, 2, total_steps=20), story)
 
 
+def test_a_pause_in_the_last_steps_does_not_count_as_a_long_step(tmp_path: Path) -> None:
+    async def story(run: StagedRun) -> None:
+        (first,), (last,) = run.of(0), run.of(1)
+        await run.until(lambda: first.trainer.steps == 12)
+        first.trainer.total_steps = 1_000_000
+        await run.until(lambda: last.trainer.global_step >= 16)
+        last.peer.lifecycle.pause()
+        await asyncio.sleep(2 * END_WAIT_S)
+        last.peer.lifecycle.resume()
+        await run.until(lambda: last.trainer.global_step == 19)
+        await run.until(lambda: last.trainer.is_over, END_WAIT_S + 20.0)
+
+    play(StagedRun(tmp_path, 2, 2, total_steps=20), story)
+
+
 @pytest.mark.parametrize("how", ["paused", "killed", "cut off"])
 def test_a_driver_that_is_away_at_the_end_holds_nobody_up_for_ever(how: str, tmp_path: Path) -> None:
     """Of two drivers one ends. The holders of the last stage have made fewer steps, and get no more batches."""

@@ -336,6 +336,39 @@ def test_a_holder_that_is_killed_when_it_has_decided_to_move_shows_its_new_stage
     play(staged(tmp_path, 0, 1, 0), story)
 
 
+def test_a_node_that_is_started_again_alone_keeps_copies_too(tmp_path: Path) -> None:
+    """Its trainer has built its stage, and asks for none."""
+
+    async def story(run: StagedRun) -> None:
+        mate = run.of(0)[0]
+        await have_copies(run, [mate], 1)
+        mate.kill()
+        (mate.home.downloads / "ward-2").unlink()
+        mate.start().trainer.stage = 0
+        await have_copies(run, [mate], 1)
+
+    play(staged(tmp_path, 0, 1, 0), story)
+
+
+def test_copies_of_stages_that_are_not_the_next_one_go_with_the_first_checkpoint(tmp_path: Path) -> None:
+    """A peer that moves from stage to stage for months would keep copies of all of them."""
+    run = staged(tmp_path, 0, 1, 0)
+    downloads = run.holders[0].home.downloads
+    downloads.mkdir(exist_ok=True)
+    left = [downloads / name for name in ("ward-1.spare", "ward-1.spare.log", "ward-3.coming", "ward-3.coming.log", "ward-12.spare")]
+    for file in left:
+        file.write_bytes(b"")
+
+    async def story(run: StagedRun) -> None:
+        await have_copies(run, run.holders[:1], 1)
+        assert all(file.exists() for file in left), "without a checkpoint they may be all that is left of a stage"
+        (run.holders[0].home.checkpoints / "step-00000001").mkdir(parents=True)
+        await run.until(lambda: not any(file.exists() for file in left), 10.0)
+        assert (downloads / "ward-2").exists()
+
+    play(run, story)
+
+
 def make_old(folder: Path, age_s: float) -> None:
     for file in folder.iterdir():
         os.utime(file, (time.time() - age_s,) * 2)

@@ -14,6 +14,7 @@ import uvloop
 from gossamer.peer.link import messages
 from gossamer.peer.link import socket as link
 from gossamer.peer.link.socket import SOCKET_NAME, LinkLost, NodeEnd, TrainerEnd
+from gossamer.protocol.errors import GossamerError
 from gossamer.protocol.messages.messages import RunPhase
 from gossamer.protocol.messages.terms import FragmentTerms, ModelPlan, StageTerms
 from gossamer.protocol.tasks import cancel
@@ -46,8 +47,8 @@ class Pair:
         return self.asked
 
 
-async def kept(node: NodeEnd, on_report: Callable[[messages.TrainerReport], None]) -> None:
-    assert await node.connect() == PLAN
+async def kept(node: NodeEnd, on_report: Callable[[messages.TrainerReport], None], plan: ModelPlan = PLAN) -> None:
+    assert await node.connect() == plan
     await node.run(on_report)
 
 
@@ -250,6 +251,28 @@ def test_a_node_chooses_the_stage_that_the_trainer_builds(folder: Path) -> None:
         await eventually(lambda: reports == [PROGRESS], "report")
         await cancel(running)
         trainer.close()
+
+    asyncio.run(asyncio.wait_for(inside(), 30))
+
+
+def test_a_node_ends_where_its_trainer_comes_back_with_another_stage(folder: Path) -> None:
+    """Its lanes and meetings are those of the former stage. A setting of the device restarts the trainer alone, and changes what fits."""
+    stages = [ModelPlan(16, PLAN.fragments, 800, StageTerms(stage, 3, 516, 8448, 4)) for stage in (1, 2)]
+
+    async def inside() -> None:
+        node, running = NodeEnd(folder), list[asyncio.Task[None]]()
+        for plan in (stages[0], *stages):
+            trainer = TrainerEnd(folder)
+            if not running:
+                running.append(asyncio.create_task(kept(node, lambda report: None, plan)))
+            await eventually(lambda trainer=trainer: trainer.poll() or trainer.session, "a session")  # type: ignore[misc]
+            trainer.send(messages.Built(plan), trainer.session)
+            await eventually(lambda: node.connected or running[0].done(), "the plan")
+            assert node.connected is (plan == stages[0])
+            trainer.close()
+            await eventually(lambda: not node.connected, "loss")
+        with pytest.raises(GossamerError, match="another stage"):
+            await running[0]
 
     asyncio.run(asyncio.wait_for(inside(), 30))
 

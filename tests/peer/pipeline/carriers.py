@@ -38,6 +38,7 @@ from gossamer.protocol.messages.terms import StageTerms
 
 TOKEN_BYTES, VALUE_BYTES, IN_BATCH = 20, 60, 4
 CHUNK_BYTES = 16  # small, so that notices come between chunks
+LOOK_S = 1.0  # between two looks of a node at its trainer
 AGAIN_S = 1.0  # after which a lost lane or holder is back
 MOST_HOP_S = 3 * MOST_PATIENCE_S  # until a hop that a lower holder has sent is over
 
@@ -188,8 +189,14 @@ class Holder:
         self.take(events.TrainerReplied(reply))
         self._work()
 
+    def _look(self) -> None:
+        """Let the carrier begin hops, as its node does at each look at a trainer that trains."""
+        self.carrier.may_begin = self.world.begins
+        self.take(events.TimePassed())
+
     def _reply(self, job: HopRequest) -> HopReply:
         if self.world.rng.random() < self.declines:
+            self.world.after(LOOK_S, self._if_alive(self._look))
             return Declined(job.hop, "drawn")
         if not isinstance(job, Backward):
             self.names[job.hop] = bytes.fromhex(job.name)

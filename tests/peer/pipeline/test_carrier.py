@@ -14,6 +14,7 @@ from gossamer.peer.pipeline.commands import Command, HopOutcome
 from gossamer.peer.pipeline.hop import HopState
 from gossamer.peer.pipeline.lane import FIRST_PATIENCE_S, DownLane, UpLane
 from gossamer.protocol.errors import BadMessage
+from gossamer.protocol.limits import WINDOW
 from gossamer.protocol.messages.messages import Chunk, HopAnswer, HopForward, HopNotice, Message, NoticeKind, Part
 from gossamer.protocol.messages.terms import StageTerms
 from tests.protocol.samples import ALICE, BOB
@@ -26,8 +27,8 @@ NAME = b"n" * 16
 class Middle:
     """The carrier of a holder of stage 1 of 3 with a lane down from stage 0 and one up to stage 2, and its clock."""
 
-    def __init__(self, stage: int = 1, count: int = 3) -> None:
-        terms = StageTerms(stage, count, TOKENS, VALUES, in_batch=4)
+    def __init__(self, stage: int = 1, count: int = 3, in_batch: int = 4) -> None:
+        terms = StageTerms(stage, count, TOKENS, VALUES, in_batch)
         self.carrier = Carrier(terms, random.Random(1), itertools.count(100))
         self.now_s = 1000.0
         if stage < count - 1:
@@ -391,6 +392,30 @@ def test_a_hop_is_declined_where_the_payload_folder_has_no_room_for_it() -> None
     assert notices(middle.say(LOW, HopForward(1, NAME, False, 0), *chunks_of_forward())) == [(LOW, 1, NoticeKind.DECLINED)]
     middle.carrier.free_bytes += 1
     middle.arrive(2)
+
+
+def test_a_driver_whose_trainer_cannot_begin_a_micro_batch_begins_no_other_before_its_node_says_so() -> None:
+    """Each takes a window of its text, and with a full payload folder none goes on."""
+    first = Middle(stage=0)
+    first.carrier.may_begin = True
+    asked = [command.request.hop for command in first.take(events.TimePassed()) if isinstance(command, commands.AskForHop)]
+    assert len(asked) == 2, "as many as the lane takes"
+    done = [command for hop in asked for command in first.take(events.TrainerReplied(Declined(hop, "No space left on device")))]
+    assert outcomes(done) == [HopOutcome.PASSED_OVER] * 2
+    assert not any(isinstance(command, commands.AskForHop) for command in done)
+    first.carrier.may_begin = True
+    assert any(isinstance(command, commands.AskForHop) for command in first.take(events.TimePassed()))
+
+
+def test_a_holder_of_many_small_micro_batches_grants_no_more_than_a_message_may_hold() -> None:
+    last = Middle(stage=1, count=2, in_batch=WINDOW)
+    for number in range(1, WINDOW + 10):
+        hop = last.arrive(number, number.to_bytes(16, "big"))
+        last.take(events.TrainerReplied(Returned(hop, 2.0)))
+        last.take(events.HopSent(hop))
+    assert last.carrier.capacity.share(1) == WINDOW
+    done = last.say(LOW, HopForward(WINDOW + 10, (11).to_bytes(16, "big"), False, 0))
+    assert notices(done) == [(LOW, WINDOW + 10, NoticeKind.KNOWN)], "as many names are remembered as may be under way"
 
 
 def answering(last: Middle, numbers: range) -> list[int]:

@@ -10,6 +10,7 @@ import pytest
 from gossamer.peer.pipeline.lane import DownLane, UpLane, typical_step
 from gossamer.protocol.errors import BadMessage
 from gossamer.protocol.identity import Identity
+from gossamer.protocol.limits import WINDOW
 from tests.protocol.samples import ALICE, BOB
 
 WIDE, NARROW = 6, 2
@@ -47,6 +48,14 @@ def test_a_hop_that_replaces_a_withdrawn_one_shows_nothing() -> None:
     assert lane.most_granted == WIDE
     lane.accept(8)
     assert lane.most_granted == NARROW
+
+
+def test_all_hops_of_a_lane_may_be_withdrawn_while_their_answers_come() -> None:
+    lane = DownLane(1, BOB.peer_id, WINDOW, answers=WINDOW)
+    numbers = [lane.send(hop) for hop in range(WINDOW)]
+    for number in numbers:
+        lane.withdraw(number, measure=False)
+    assert [lane.take_answer(number, WINDOW) for number in numbers] == [(None, False)] * WINDOW
 
 
 class Honest:

@@ -8,6 +8,7 @@ from pathlib import Path
 from gossamer.peer.link.messages import HopFile, hop_file
 from gossamer.peer.link.payload_folder import PayloadFolder
 from gossamer.peer.pipeline.lane_writer import MOST_NOTICES, LaneWriter, Outgoing
+from gossamer.protocol.limits import WINDOW
 from gossamer.protocol.messages.messages import HopAnswer, HopNotice, NoticeKind, Part
 from gossamer.protocol.streams.transport import Inbox, Stream
 from tests.protocol.samples import ALICE
@@ -71,6 +72,16 @@ def test_a_file_that_cannot_be_opened_loses_its_hop_and_nothing_else(tmp_path: P
             lane.put(hop)
         await lane.run()
         assert lane.sent == [2] and lane.lost == [1, 3]
+
+    asyncio.run(story())
+
+
+def test_all_hops_of_a_lane_may_be_withdrawn_at_once(tmp_path: Path) -> None:
+    async def story() -> None:
+        lane = Lane(tmp_path / "payloads")
+        for number in range(WINDOW):
+            lane.writer.notify(HopNotice(number + 1, NoticeKind.WITHDRAWN))
+        assert not lane.writer.is_full
 
     asyncio.run(story())
 

@@ -29,13 +29,16 @@ from gossamer.peer.model.model import num_parameters
 from gossamer.peer.model.stages import manifest_cuts
 from gossamer.peer.model.weights import FAST
 from gossamer.peer.trainer.need import Rooms
-from gossamer.peer.trainer.stage_need import fitting_stages, least_stage_need, stage_need
+from gossamer.peer.trainer.stage_loop import stage_terms
+from gossamer.peer.trainer.stage_need import HOPS, fitting_stages, least_stage_need, stage_need
 from gossamer.peer.trainer.stage_process import build_staged, exchange_checkpoints
 from gossamer.protocol.errors import BadSettings
 from gossamer.protocol.identity import Identity
+from gossamer.protocol.limits import WINDOW
 from gossamer.protocol.messages.messages import RunPhase
 from gossamer.protocol.messages.terms import StageTerms
 from gossamer.protocol.run.manifest import Manifest, StagedManifest
+from gossamer.protocol.tasks import cancel
 from tests.peer.trainer.staged import staged_manifest
 from tests.peer.trainer_thread import Supervision
 from tests.peer.waiting import eventually
@@ -74,19 +77,26 @@ class StageTrainer:
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         self._thread.start()
-        self.end = NodeEnd(self.runtime)
         self.offered: list[tuple[int, ...]] = []
-        self.end.choose_stage = self._choose
-        node = asyncio.create_task(self._node())
         try:
-            await eventually(lambda: self.end.connected or bool(self.errors), "the trainer at the link")
-            assert not self.errors
+            await self._start_node()
             yield
         finally:
             self.supervision.stop.set()
             await eventually(lambda: not self._thread.is_alive(), "end of the trainer")
-            node.cancel()
+            self._running.cancel()
         assert not self.errors
+
+    async def _start_node(self) -> None:
+        self.end = NodeEnd(self.runtime)
+        self.end.choose_stage = self._choose
+        self._running = asyncio.create_task(self._node())
+        await eventually(lambda: self.end.connected or bool(self.errors), "the trainer at the link")
+        assert not self.errors
+
+    async def restart_node(self) -> None:
+        await cancel(self._running)
+        await self._start_node()
 
     async def _choose(self, stages: tuple[int, ...]) -> int:
         self.offered.append(stages)
@@ -150,6 +160,24 @@ def test_two_processes_train_until_a_neighbour_is_at_the_end(tmp_path: Path) -> 
     assert [trainer.events(StepDone)[-1].step for trainer in (first, last)] == [2, 2]
 
 
+def test_what_a_trainer_wrote_for_a_node_that_died_is_gone_before_the_next_one_asks(tmp_path: Path) -> None:
+    """Else each death of a node would take the room of all micro-batches under way, until the trainer ends."""
+    first = StageTrainer(tmp_path, 0)
+
+    async def story() -> None:
+        async with asyncio.timeout(50), first.running():
+            await eventually(first.has_begun, "it trains")
+            assert isinstance(await first.end.pass_hop(Begin(0, f"{0:032x}")), Forwarded)
+            assert isinstance(await first.end.request(messages.CopyState("copy-7")), messages.Written)
+            files = list(first.payloads.path("").iterdir())
+            assert {path.name for path in files} == {hop_file(0, HopFile.OWN_TOKENS), hop_file(0, HopFile.OWN_FORWARD), "copy-7"}
+            await first.restart_node()
+            assert not any(path.exists() for path in files)
+            assert first.offered == [(0, 1)] and first.end.fits == (0, 1), "it is not asked again, and knows what fits"
+
+    asyncio.run(story())
+
+
 # ---------------------------------------------------------------------- what fits
 
 
@@ -192,6 +220,13 @@ def test_a_stage_that_fits_is_offered_and_a_machine_too_small_for_any_is_refused
     with pytest.raises(BadSettings, match=r"no stage of this run fits: stage 1 of 3 needs .*; stage 3 of 3 needs ") as caught:
         fitting_stages(manifest, "cpu", rooms(min(least) - 1), computing)
     assert "more stages" in caught.value.hint
+
+
+def test_no_more_micro_batches_are_counted_than_a_window_holds() -> None:
+    manifest = staged_manifest(micro_batch=1, batch_size=2 * WINDOW)
+    cut = manifest_cuts(manifest)[0]
+    need = stage_need(manifest, cut, "cpu", Computing(micro_batch=1))
+    assert need.payloads[HOPS] == WINDOW * stage_terms(manifest, cut).files_bytes
 
 
 RUN = bytes(32)

@@ -11,6 +11,7 @@ from gossamer.peer.machine.events import Event
 from gossamer.peer.model.evaluation import held_out_loss
 from gossamer.peer.model.model import build_model
 from gossamer.peer.model.stages import manifest_cuts
+from gossamer.peer.trainer import stage_training
 from gossamer.peer.trainer.fragment_syncs import FragmentSyncs
 from gossamer.peer.trainer.losses import NUM_EVAL_BATCHES
 from gossamer.peer.trainer.stage_training import StageProgram, StageReplica
@@ -114,6 +115,19 @@ def test_the_held_out_loss_comes_back_to_the_driver(tmp_path: Path) -> None:
     assert measured == (pytest.approx(held_out_loss(model, corpus, NUM_EVAL_BATCHES), rel=1e-5), NUM_EVAL_BATCHES)
 
 
+def test_a_micro_batch_of_more_tokens_than_an_evaluation_is_measured_nevertheless(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stage_training, "NUM_EVAL_BATCHES", 1)
+    monkeypatch.setattr(stage_training, "MOST_EVAL_TOKENS", 16)
+    line = Line(tmp_path)
+    line.step()
+    assert line.first.program.evaluation() is None
+    line.begin(1)
+    assert line.last.inner_step() is None
+    line.answer()
+    assert line.first.inner_step() is None
+    assert line.first.program.evaluation() is not None
+
+
 def test_a_checkpoint_holds_the_optimizer_and_the_names_that_were_added(tmp_path: Path) -> None:
     line, restored = Line(tmp_path / "one"), Line(tmp_path / "two")
     for _ in range(2):
@@ -128,6 +142,30 @@ def test_a_checkpoint_holds_the_optimizer_and_the_names_that_were_added(tmp_path
     restored.step()
     assert fingerprint(restored.first) == fingerprint(line.first)
     assert fingerprint(restored.last) == fingerprint(line.last)
+
+
+def test_the_text_of_a_driver_never_goes_back(tmp_path: Path) -> None:
+    """Micro-batches that were passed over put its windows ahead of its steps: a streamed text cannot give an earlier one again."""
+
+    def windows(line: Line) -> list[bytes]:
+        first = line.num_hops
+        line.begin(3)
+        return [line.holders[0].own(hop, HopFile.OWN_TOKENS) for hop in range(first, line.num_hops)]
+
+    line, restored = Line(tmp_path / "one"), Line(tmp_path / "two")
+    seen = windows(line)
+    line.holders[0].hops.forget_all()
+    seen += windows(line)
+    line.first.take_over([], 5)
+    kept = line.first.kept()
+    restored.first.restore({name: tensor.clone() for name, tensor in kept.tensors.items()}, kept.state)
+    line.holders[0].hops.forget_all()
+    assert windows(line) == windows(restored)
+    seen += [line.holders[0].own(hop, HopFile.OWN_TOKENS) for hop in range(6, 9)]
+    corpus = line.holders[0].corpus
+    assert corpus is not None
+    rows = torch.cat([corpus.batch(step) for step in range(3)]).split(2)
+    assert seen == [part.numpy().astype("<i4").tobytes() for part in rows]
 
 
 def test_weights_of_others_end_the_half_batch(tmp_path: Path) -> None:
