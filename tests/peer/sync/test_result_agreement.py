@@ -181,11 +181,12 @@ def test_peers_do_not_linger_for_one_that_has_all_pieces(tmp_path: Path, monkeyp
 
         async def later(request: messages.AnsweredRequest) -> messages.Reply:
             if isinstance(request, messages.Adopt):
-                await asyncio.sleep(result_agreement.LINGER_S / 2)
+                await swarm.until(lambda: all(peer.is_done for peer in quick), within_s=90.0)
             return await at_once(request)
 
         monkeypatch.setattr(slow.link, "request", later)
-        await swarm.until(lambda: all(peer.is_done for peer in quick), within_s=90.0)
+        await swarm.until(lambda: all(peer.node.source.result for peer in quick) and slow.node.source.coming, within_s=90.0)
+        await swarm.until(lambda: all(peer.is_done for peer in quick), within_s=result_agreement.LINGER_S / 2)
         assert slow.node.source.coming and not slow.node.source.result
         await swarm.until(lambda: slow.is_done, within_s=90.0)
         assert torch.equal(slow.fast, quick[0].fast)
