@@ -57,7 +57,7 @@ from gossamer.protocol.streams.throttle import Throttle
 from gossamer.protocol.streams.transport import Directory, Purpose, Transport
 from gossamer.protocol.tasks import loop_s, work_until
 
-LOOK_S = 1.0  # between two looks at the records that members have stored here
+LOOK_S = 1.0  # between two reports, without a trainer
 LEAVE_S = 3.0  # for meetings in progress to end when the peer stops
 FAREWELL_S = 1.0  # for the last announcement
 
@@ -277,11 +277,15 @@ class NodePeer:
                 task.cancel()
 
     async def _take_stored(self, gossip: PeerExchange) -> None:
-        """Remember members that store their records here, for the next start, and note farewells: they are over before the next look-up."""
+        """Note farewells that are stored here: they are over before the next look-up.
+
+        A peer without a trainer looks nobody up, and remembers all members that store their records here, for its next start.
+        """
         while True:
             for record in self.record_store.records():
-                gossip.take(record)
-            await asyncio.sleep(LOOK_S)
+                if self._trainer is None or not gossip.is_in_force(record):
+                    gossip.take(record)
+            await self.record_store.changes.wait()
 
     async def _show_the_way(self, member: Member, network: PeerNetwork) -> None:
         """Be part of the directory."""

@@ -14,6 +14,7 @@ from gossamer.protocol.identity import PeerId
 from gossamer.protocol.libp2p.neighbours import Held, nearest
 from gossamer.protocol.limits import RECORD_LIFETIME_S
 from gossamer.protocol.messages.records import MemberRecord
+from gossamer.protocol.tasks import Changes
 
 RECORDS_IN_VIEW = 256
 LASTING_S = RECORD_LIFETIME_S / 2  # a record with this much remaining validity need not be sent again
@@ -23,12 +24,16 @@ _LENGTH_BYTES = 2
 
 @dataclass(slots=True, eq=False)
 class RecordStore:
-    """Verified records of one run. `is_member` decides which records are kept. `now` returns Unix time in seconds."""
+    """Verified records of one run. `is_member` decides which records are kept. `now` returns Unix time in seconds.
+
+    `changes` notifies after each record that is kept. Belongs to one event loop.
+    """
 
     run_id: bytes
     is_member: Callable[[MemberRecord], bool] = lambda record: True
     now: Callable[[], float] = time.time
     rng: random.Random = field(default_factory=random.Random)
+    changes: Changes = field(default_factory=Changes)
     _view: dict[PeerId, Held] = field(default_factory=dict)
 
     def keep_latest(self, data: bytes) -> Held | None:
@@ -39,6 +44,7 @@ class RecordStore:
             if old is None or held.record.supersedes(old.record):
                 self._view[held.peer] = held
                 self._make_room()
+                self.changes.notify()
         return held
 
     def records(self) -> list[MemberRecord]:

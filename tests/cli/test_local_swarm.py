@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import pytest
 
 from gossamer.cli.local_swarm import LocalPeer, LocalSwarm, local_swarm
 from gossamer.peer.machine.home import Home
+from gossamer.peer.machine.status import Status
 from gossamer.peer.supervisor.supervisor import ChildFailed
 from gossamer.protocol.errors import ExitCode
 
@@ -37,10 +39,11 @@ def test_a_child_that_ends_with_success_has_stopped(tmp_path: Path) -> None:
 
 
 def test_the_last_status_of_a_child_is_what_it_has_written(tmp_path: Path) -> None:
-    Home(tmp_path).status.write_text('{"state": "done"}')
+    written = Status().to_json() | {"state": "done"}
+    Home(tmp_path).status.write_text(json.dumps(written))
     peer = LocalPeer("peer-1", tmp_path, ["id"])
     wait_ended(peer)
-    assert not peer.refresh() and peer.status == {"state": "done"}
+    assert not peer.refresh() and peer.status == written
 
 
 def test_a_childs_home_is_its_owners_alone(tmp_path: Path) -> None:

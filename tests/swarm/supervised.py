@@ -6,7 +6,8 @@ import asyncio
 import contextlib
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 
 import pytest
 
@@ -15,6 +16,7 @@ from gossamer.peer.machine import control_socket, events
 from gossamer.peer.machine.child import ChildSettings
 from gossamer.peer.machine.config import NODE, PeerConfig
 from gossamer.peer.machine.events import QUIET, Event, ProcessReported
+from gossamer.peer.machine.home import Home
 from gossamer.peer.machine.status import Status
 from gossamer.peer.node.process import published
 from gossamer.peer.supervisor import supervisor as module
@@ -225,7 +227,7 @@ class SwarmSupervisor(Supervisor):
 
 
 def prepare(monkeypatch: pytest.MonkeyPatch, clock: WallClock) -> None:
-    """Let the machine's clocks be virtual, and let the supervisor have no socket and no signals."""
+    """Let the machine's clocks be virtual, and let the supervisor have a file for a socket, and no signals."""
     monkeypatch.setattr(time, "time", clock.now_s)
     monkeypatch.setattr(time, "monotonic", lambda: clock.loop_s())
     monkeypatch.setattr(time, "clock_gettime", lambda number: clock.loop_s())
@@ -233,7 +235,8 @@ def prepare(monkeypatch: pytest.MonkeyPatch, clock: WallClock) -> None:
     monkeypatch.setattr(module, "ASKED", {})
 
     @contextlib.asynccontextmanager
-    async def nothing(*_: object):  # type: ignore[no-untyped-def]
+    async def a_file(_home: Home, runtime: Path, _answer: object) -> AsyncIterator[None]:
+        (runtime / control_socket.SOCKET_NAME).touch()  # else it is made again
         yield
 
-    monkeypatch.setattr(control_socket, "serving", nothing)
+    monkeypatch.setattr(control_socket, "serving", a_file)

@@ -57,7 +57,9 @@ class Scene:
         carrier = Carrier(self.report.stage, random.Random(0), itertools.count(1))
         carrier.up, carrier.down, carrier.hops, carrier.num_late = self.up, self.down, self.hops, 3
         nothing: Any = None  # neither trainer nor files are used
-        pipeline = Pipeline(carrier, nothing, nothing, self.report.count, lambda lane, global_step: None, lambda compared: None)
+        pipeline = Pipeline(
+            carrier, nothing, nothing, self.report.count, lambda lane, global_step: None, lambda compared: None, lambda opposed: None
+        )
         self.report.look(pipeline, is_training=True)
 
     async def look_for(self, seconds: float) -> None:

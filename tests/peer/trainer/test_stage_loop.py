@@ -428,13 +428,14 @@ def test_a_gradient_or_an_activation_of_a_huge_size_costs_its_own_hop_only(tmp_p
 
 
 @pytest.mark.parametrize("stage", [1, 2])
-def test_a_source_whose_tokens_are_wrong_is_named_and_no_other_one(tmp_path: Path, stage: int) -> None:
+def test_a_source_whose_tokens_are_wrong_is_named_and_no_other_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: int) -> None:
     """In the middle of three stages a wrong gradient comes back, at the last one wrong labels come."""
+    monkeypatch.setattr(stage_loop, "STARVED_S", 0.001)
     manifest = staged_manifest(3, learning_rate=0.01)
     holder = Holder(manifest, manifest_cuts(manifest)[stage], tmp_path)
     (right, values), (wrong, _) = micro_batch(1), micro_batch(2)
     gradient, named = torch.randn(2 * 16 * 64, generator=torch.Generator().manual_seed(3)), dict[str, str]()
-    for hop in range(120):
+    for hop in range(80):  # twenty of each source; sixteen are needed
         source = ("a", "b", "c", "wrong")[hop % 4]
         is_wrong = source == "wrong"
         holder.forward(hop, wrong if is_wrong else right, values, source=source)
