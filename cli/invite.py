@@ -88,7 +88,7 @@ def need_issuer(manifest: RunManifest, me: PeerId) -> None:
 
 
 def _limited(folder: Home, identity: Identity, run_id: bytes, addresses: tuple[str, ...], not_after_s: int, uses: int) -> Invite:
-    """Issue an invite for anybody with limited uses. One that would be the same as an earlier one expires some seconds later."""
+    """Issue an invite for anybody with limited uses. If an earlier invite is the same, the new one expires a second later."""
     while True:
         issued = Invite.issue(identity, run_id, addresses, None, not_after_s)
         assert issued.credential.bearer is not None

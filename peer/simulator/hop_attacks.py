@@ -30,7 +30,7 @@ class HopSight:
 
 @dataclass(frozen=True, slots=True)
 class SentText:
-    """What a driver sends of a micro-batch: tokens, int64[rows, L+1], and what its stage makes of a text, times a factor."""
+    """What a driver sends for one micro-batch: `tokens`, and the outputs of its stage for `text`, times `factor`. int64[rows, L+1]."""
 
     tokens: Tensor
     text: Tensor

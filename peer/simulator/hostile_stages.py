@@ -47,7 +47,7 @@ class Sender:
 
 @dataclass(slots=True)
 class Receiver:
-    """What one holder keeps of the holders of the stage before."""
+    """What one holder remembers about the holders of the lower stage."""
 
     sample: GradientSample
     opposition: Opposition = field(default_factory=Opposition)
@@ -88,7 +88,7 @@ class HostileStages(Stages):
 
     def _forward(self, micro: MicroBatch) -> Tensor:
         driver, tokens = micro.path[0], micro.tokens
-        if self._attacked_stage == 0 and self._is_hostile_now(driver) and self._send is not DRIVER_ATTACKS[HONEST]:
+        if self._is_hostile_now(driver) and self._send is not DRIVER_ATTACKS[HONEST]:
             return self._sent_by_hostile(self._send(tokens, self._draws), micro.path)
         loss, _ = self._answer(tokens, micro.path, 0, None)
         return loss.detach()

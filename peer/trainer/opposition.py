@@ -1,8 +1,9 @@
-"""Sources of micro-batches that pull a stage's weights where all others pull them back from.
+"""Sources of micro-batches whose gradients point against those of all other sources.
 
-Nobody can check the text of a driver: labels that name one token, or none of the next ones, look like any others. But a driver whose
-micro-batches are always wrong leads the weights away, and those of the others lead them back. So its mean gradient points against that of
-each other source, and the others agree with one another. Unlike texts do neither. The limits are measured: docs/concepts/attacks.md.
+A holder cannot see whether the tokens of a micro-batch are the text from which its outputs were computed. But a driver that always sends
+wrong tokens moves the stage's weights away from where the other drivers move them. Then the mean gradient of that driver points against the
+mean gradient of each other one, and the others agree with one another. With unlike texts neither is the case. The limits are measured:
+docs/concepts/attacks.md.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ class GradientSample:
 
 @dataclass(slots=True)
 class Pull:
-    """Where the micro-batches of one source lead the weights."""
+    """The gradients of one source's micro-batches."""
 
     mean: Tensor  # f32[K], of the gradient sample, over the last micro-batches
     num: int = 0
