@@ -100,9 +100,12 @@ Peers = Annotated[tuple[str, ...], AfterValidator(_peers), Field(strict=False)] 
 
 
 class Section(BaseModel):
-    """One table of a manifest: immutable, without unknown keys, type conversions or infinities."""
+    """One table of a manifest: immutable, without unknown keys, type conversions or infinities.
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+    Defaults are checked too, because other keys limit some of them, and whoever joins reads them as given.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False, validate_default=True)
 
 
 class RunSection(Section):

@@ -98,6 +98,18 @@ def test_a_batch_of_more_tokens_than_anyone_trains_on_is_rejected() -> None:
     assert "tokens" in fault(inner={"batch_size": 1 << 20, "sequence_length": 1 << 24})
 
 
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        ({"outer": {"alpha": 0.9}}, "outer.gamma is 1.0: gamma must satisfy"),
+        ({"outer": {"inner_steps": 1 << 48}}, "outer.max_clock_gap_steps is"),
+        ({"inner": {"batch_size": 1 << 20}}, "inner.sequence_length is 128: a batch should have at most"),
+    ],
+)
+def test_a_default_that_does_not_fit_the_other_keys_is_rejected_before_anyone_joins(given: dict[str, Any], reason: str) -> None:
+    assert reason in fault(**given)
+
+
 @pytest.mark.parametrize(("alpha", "bound"), [(0.0, 2.0), (0.5, 1.5), (0.9, 0.38)])
 def test_gamma_is_limited_to_the_bound_of_stability(alpha: float, bound: float) -> None:
     OuterSection(alpha=alpha, gamma=bound - 1e-9)
