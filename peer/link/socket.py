@@ -24,8 +24,8 @@ from gossamer.protocol.messages.terms import ModelPlan
 SOCKET_NAME = "trainer.sock"
 RECONNECT_S = 0.2
 STAGE_WAIT_S = 1.0  # at most, between two looks for a node
-LINE_BYTES = 1 << 20  # the longest line: a bitmap of failed blocks in hex
-UNSENT_BYTES = 1 << 20  # kept for a node that does not read, beyond the socket's buffer; then it is disconnected
+LINE_BYTES = 1 << 23  # the longest line: a plan of limits.FRAGMENTS fragments
+UNSENT_BYTES = LINE_BYTES  # kept for a node that does not read, beyond the socket's buffer; then it is disconnected
 _RECEIVE_BYTES = 1 << 16
 
 log = logging.getLogger(__name__)
@@ -162,9 +162,10 @@ class TrainerEnd:
             self._unsent.clear()  # the node is gone; its last requests are still to be read
 
     def _requests(self) -> list[messages.Request]:
-        *lines, rest = bytes(self._received).split(b"\n")
-        self._received = bytearray(rest)
-        if len(rest) > LINE_BYTES:
+        end = self._received.rfind(b"\n") + 1
+        *lines, _ = bytes(self._received[:end]).split(b"\n")
+        del self._received[:end]
+        if len(self._received) > LINE_BYTES:
             self._hang_up("the node sent an endless line")
             return []
         try:

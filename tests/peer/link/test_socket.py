@@ -14,6 +14,7 @@ import uvloop
 from gossamer.peer.link import messages
 from gossamer.peer.link import socket as link
 from gossamer.peer.link.socket import SOCKET_NAME, LinkLost, NodeEnd, TrainerEnd
+from gossamer.protocol import limits
 from gossamer.protocol.errors import GossamerError
 from gossamer.protocol.messages.messages import RunPhase
 from gossamer.protocol.messages.terms import FragmentTerms, ModelPlan, StageTerms
@@ -228,6 +229,21 @@ def test_the_next_node_finds_the_trainer_in_a_folder_that_was_removed_and_made_a
         await eventually(lambda: pair.poll() or (pair.trainer.session == 2 and pair.node.connected), "another connection")
 
     run(test, folder)
+
+
+def test_the_plan_of_the_most_fragments_arrives(folder: Path) -> None:
+    plan = ModelPlan(16, (FragmentTerms(limits.TRANSFER_BYTES, limits.TRANSFER_BYTES, 1 << 30),) * limits.FRAGMENTS, 800)
+
+    async def inside() -> None:
+        node, trainer = NodeEnd(folder), TrainerEnd(folder)
+        running = asyncio.create_task(kept(node, lambda report: None, plan))
+        await eventually(lambda: trainer.poll() or trainer.session, "a session")
+        trainer.send(messages.Built(plan), trainer.session)
+        await eventually(lambda: trainer.poll() or node.connected, "the plan")
+        await cancel(running)
+        trainer.close()
+
+    asyncio.run(asyncio.wait_for(inside(), 30))
 
 
 def test_a_node_chooses_the_stage_that_the_trainer_builds(folder: Path) -> None:

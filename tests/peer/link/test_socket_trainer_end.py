@@ -115,11 +115,11 @@ def test_a_node_that_never_reads_costs_bounded_memory_and_no_time(folder: Path) 
     trainer = TrainerEnd(folder)
     node = raw_node(folder)
     trainer.poll()
-    sent = 0
+    sent, long = 0, messages.Unavailable(1, "x" * 1000)
     while trainer.session:
         for _ in range(1000):
-            trainer.send(PROGRESS, trainer.session)  # returns at once, or this test never ends
-            sent += len(messages.ANSWERS.write(PROGRESS))
+            trainer.send(long, trainer.session)  # returns at once, or this test never ends
+            sent += len(messages.ANSWERS.write(long))
         trainer.poll()
         assert sent < 8 * link.UNSENT_BYTES
     assert sent > link.UNSENT_BYTES
