@@ -50,16 +50,15 @@ class Inbox:
 
     async def wait_for_message(self) -> bool:
         """Wait until there is a frame or the queue has ended; return whether there is a frame."""
-        await self._arrived.wait()
+        while not self._frames and self.ended is None:
+            self._arrived.clear()
+            await self._arrived.wait()
         return bool(self._frames)
 
     async def get(self) -> bytes:
         """Remove and return the next frame. Raises PeerGone if the queue is empty and has ended."""
-        while not self._frames:
-            if self.ended is not None:
-                raise PeerGone(self.ended)
-            self._arrived.clear()
-            await self._arrived.wait()
+        if not await self.wait_for_message():
+            raise PeerGone(str(self.ended))
         frame = self._frames.popleft()
         if len(self._frames) < self._max_frames:
             self._has_room.set()

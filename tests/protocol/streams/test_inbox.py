@@ -66,6 +66,20 @@ def test_a_cancelled_reader_loses_nothing() -> None:
     run(main())
 
 
+def test_a_frame_that_was_read_is_not_waited_for_again() -> None:
+    async def main() -> None:
+        inbox = Inbox(2)
+        inbox.put(b"1")
+        assert await inbox.wait_for_message() and await inbox.get() == b"1"
+        waiting = asyncio.create_task(inbox.wait_for_message())
+        await asyncio.sleep(1)
+        assert not waiting.done()
+        inbox.put(b"2")
+        assert await waiting
+
+    run(main())
+
+
 def test_the_first_reason_is_kept() -> None:
     async def main() -> None:
         inbox = Inbox(1)
