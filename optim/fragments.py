@@ -75,6 +75,9 @@ def split(shapes: Shapes, max_values: int, blocks_per_fragment: int | None = Non
         raise ValueError(f"A fragment needs at least one value and one block, not {max_values} and {blocks_per_fragment}.")
     if not shapes:
         raise ValueError("A model without parameters cannot be split into fragments.")
+    for name, shape in shapes.items():
+        if not math.prod(shape):
+            raise ValueError(f"Parameter {name} has no values (shape {tuple(shape)}).")
     statistics = [Piece(name, math.prod(shape)) for name, shape in shapes.items() if name.startswith(STATISTICS)]
     blocks, outside = _blocks({name: shape for name, shape in shapes.items() if not name.startswith(STATISTICS)})
     in_blocks = sum(_numel(block) for block in blocks)
@@ -99,11 +102,8 @@ def _blocks(shapes: Shapes) -> tuple[list[list[Piece]], list[Piece]]:
     blocks: dict[str, list[Piece]] = {}
     outside: list[Piece] = []
     for name, shape in shapes.items():
-        piece = Piece(name, math.prod(shape))
-        if piece.numel == 0:
-            raise ValueError(f"Parameter {name} has no values (shape {tuple(shape)}).")
         found = BLOCK_NAME.search(name)
-        (blocks.setdefault(name[: found.end()], []) if found else outside).append(piece)
+        (blocks.setdefault(name[: found.end()], []) if found else outside).append(Piece(name, math.prod(shape)))
     return list(blocks.values()), outside
 
 

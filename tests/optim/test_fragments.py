@@ -63,7 +63,10 @@ def test_a_model_without_blocks_is_one_fragment() -> None:
     assert [names(fragment) for fragment in split({"a": (3,), "b": (2, 2)}, LARGE, 3)] == [["a", "b"]]
 
 
-@pytest.mark.parametrize(("shapes", "max_values", "blocks"), [({}, 3, 3), ({"a": (0, 4)}, 3, 3), ({"a": (4,)}, 3, 0), ({"a": (4,)}, 0, 3)])
+@pytest.mark.parametrize(
+    ("shapes", "max_values", "blocks"),
+    [({}, 3, 3), ({"a": (0, 4)}, 3, 3), ({"a": (4,)}, 3, 0), ({"a": (4,)}, 0, 3), ({"a": (4,), "statistics/mean": (0,)}, 3, 3)],
+)
 def test_impossible_splits_are_refused(shapes: dict[str, tuple[int, ...]], max_values: int, blocks: int) -> None:
     with pytest.raises(ValueError, match=r"\.$"):
         split(shapes, max_values, blocks)
