@@ -91,10 +91,12 @@ class Measured:
 
 
 def measured(name: str, home: Path) -> Measured:
-    """Read what a peer has told of its steps."""
+    """Read what a peer has told of its steps. Raises BadSettings for a run that ended too early."""
     events = list(read_events(Home(home).events))
-    reports = [event for event in events if isinstance(event, StepDone) and has_stepped(event)]
-    first, last = next(report for report in reports if report.step >= WARM_STEPS), reports[-1]
+    reports = [event for event in events if isinstance(event, StepDone) and has_stepped(event) and event.step >= WARM_STEPS]
+    if len(reports) < 2:
+        raise BadSettings(f"{name} ended too soon after step {WARM_STEPS}, from which on it is measured", hint="raise --steps")
+    first, last = reports[0], reports[-1]
     tokens, seconds = last.tokens - first.tokens, last.ts - first.ts
     spent = [event for event in events if isinstance(event, NodeSpent)]
     before, after = (min(spent, key=lambda event: abs(event.ts - report.ts), default=None) for report in (first, last))
@@ -131,9 +133,10 @@ def staged(manifest: StagedManifest, folder: Path, devices: str) -> list[Path]:
 
 def in_order(homes: Iterable[Path], count: int) -> list[Path]:
     """Return homes in the order of their stages. Raises BadSettings where a stage had no holder."""
-    found = {str(status.of_events(list(read_events(Home(home).events))).to_json()["stage"]): home for home in homes}
+    held = ((status.of_events(list(read_events(Home(home).events))).stage, home) for home in homes)  # as "2 of 3"; empty: none
+    found = {int(stage.partition(" ")[0]): home for stage, home in held if stage}
     if len(found) < count:
-        raise BadSettings(f"of {count} stages only {', '.join(sorted(found))} had a holder", hint="run it again on an idle machine")
+        raise BadSettings(f"of {count} stages only {sorted(found)} had a holder", hint="run it again on an idle machine")
     return [home for _, home in sorted(found.items())]
 
 
@@ -193,10 +196,12 @@ def allowed(holders: Sequence[Measured], token_bytes: float, mbit_per_s: float) 
 
 
 def over_count(first: Path, terms: StageTerms) -> float:
-    """Return the bytes on the lanes of a holder of the first stage, over those that its hops count."""
-    last = [event for event in read_events(Home(first).events) if isinstance(event, HopsCarried)][-1]
-    forward_bytes = terms.token_bytes + terms.value_bytes
-    counted = last.outcomes["trained"] * (forward_bytes + terms.value_bytes) + last.outcomes.get("measured", 0) * forward_bytes
+    """Return the bytes on the lanes of a holder of the first stage, over those that its hops count. Raises BadSettings for none."""
+    carried = [event for event in read_events(Home(first).events) if isinstance(event, HopsCarried) and event.outcomes.get("trained")]
+    if not carried:
+        raise BadSettings("the first stage ended before it reported a trained micro-batch", hint="raise --steps")
+    last = carried[-1]
+    counted = last.outcomes["trained"] * (terms.forward_bytes + terms.value_bytes) + last.outcomes.get("measured", 0) * terms.forward_bytes
     return (last.sent + last.received) / counted
 
 
@@ -235,7 +240,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         bytes_over_count = over_count(homes[0], terms)
     print(table(alone, holders))
     run = holders[0].tokens_per_s
-    may = allowed(holders, (terms.token_bytes + terms.value_bytes) / tokens, given.line)
+    may = allowed(holders, terms.forward_bytes / tokens, given.line)
     print(f"{run / alone.tokens_per_s:.2f} of the whole model's tokens/s, {run / may:.2f} of what the slowest stage's core or line allows")
     print(f"{bytes_over_count:.3f} of the bytes counted, {(terms.token_bytes + 2 * terms.value_bytes) / tokens:.0f} for a token and hop")
     return 0
