@@ -19,7 +19,7 @@ from torch import Tensor
 
 from gossamer.optim.codecs import CODECS, Codec, Packing, codec
 from gossamer.optim.codecs.modulo import Modulo
-from gossamer.optim.codecs.packings import blocks, code_bytes, num_blocks, pack_codes, read_scales, unpack_codes
+from gossamer.optim.codecs.packings import blocks, num_blocks, pack_codes, read_scales, unpack_codes
 from gossamer.optim.compiled import Compiled, coded_with, compiled_for, compiled_step_for
 from gossamer.optim.fragment_codec import FragmentCodec
 from gossamer.optim.fragments import Fragment, Piece
@@ -38,10 +38,10 @@ class PlainInt4(Packing):
 
     def payload_bytes(self, num_values: int) -> int:
         """Return the payload's exact size."""
-        return 2 * num_blocks(num_values, 128) + code_bytes(num_values, 4)
+        return (2 + 64) * num_blocks(num_values, 128)
 
     def _pack(self, values: Tensor) -> Tensor:
-        """Return scales and codes; takes whole blocks only."""
+        """Return scales and codes, those of padding too."""
         rows = blocks(values, 128)
         scales = rows.abs().amax(1).bfloat16()
         codes = (rows * (7.0 / scales.float().clamp(min=1e-30))[:, None]).round_().add_(8.0).to(torch.uint8)
@@ -51,8 +51,8 @@ class PlainInt4(Packing):
         """Return f32[num_values]."""
         count = num_blocks(num_values, 128)
         scales = read_scales(payload, count, self.name).mul_(1.0 / 7.0)
-        codes = unpack_codes(payload[2 * count :], 4, num_values)
-        return codes.float().sub_(8.0).view(-1, 128).mul_(scales[:, None]).view(-1)
+        codes = unpack_codes(payload[2 * count :], 4, 128 * count)
+        return codes.float().sub_(8.0).view(-1, 128).mul_(scales[:, None]).view(-1)[:num_values]
 
 
 def best_seconds(work: Callable[[], object], device: torch.device, repeats: int) -> float:
