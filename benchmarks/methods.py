@@ -23,11 +23,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
 from itertools import groupby
 from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
@@ -38,6 +39,10 @@ from gossamer.peer.simulator.scenario import Scenario
 from gossamer.peer.simulator.training import Venue, simulate
 from gossamer.protocol.run.manifest import Manifest
 
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+Kept = TypeVar("Kept")
 Run = Mapping[str, str]  # settings of `peer simulate` by name, as text; all else as the default manifest has it
 EVAL_BATCHES = 128
 ONE_RUN = "--one-run"  # how a process of one run is started
@@ -73,7 +78,6 @@ class Contestant:
     codecs: tuple[str, ...] = ("fp32",)
     outer_steps: tuple[Run, ...] = ()
     is_group: bool = False
-    shares_rate: bool = False  # NoLoCo's: with alpha 0 it is NoLoCo
     rates: tuple[int, int] = (1, 4)  # those of RATES that are tried, from and to
 
 
@@ -93,19 +97,14 @@ Tried = list[tuple[Run, Outcome]]
 def tuned(given: argparse.Namespace) -> dict[str, Run]:
     """Return each contestant's best settings, and print all tried ones."""
     base: Run = {"peers": "4", "steps": given.steps, "delay": "1", **TUNING}
-    own = {name: one for name, one in CONTESTANTS.items() if not one.shares_rate}
-    found = _tried(base, {name: [_at(name, rate) for rate in RATES[slice(*one.rates)]] for name, one in own.items()}, given)
-    beyond = {name: rate_beyond(best_settings(name, rows)["learning_rate"], own[name].rates) for name, rows in found.items()}
+    found = _tried(base, {name: [_at(name, rate) for rate in RATES[slice(*one.rates)]] for name, one in CONTESTANTS.items()}, given)
+    beyond = {name: rate_beyond(best_settings(name, rows)["learning_rate"], CONTESTANTS[name].rates) for name, rows in found.items()}
     for name, rows in _tried(base, {name: [_at(name, rate)] for name, rate in beyond.items() if rate}, given).items():
         found[name] += rows
     best = {name: best_settings(name, rows)["learning_rate"] for name, rows in found.items()}
-    outer = {
-        name: [{"learning_rate": best.get(name, best["noloco"]), **step} for step in one.outer_steps]
-        for name, one in CONTESTANTS.items()
-        if one.outer_steps
-    }
+    outer = {name: [{"learning_rate": rate, **step} for step in CONTESTANTS[name].outer_steps] for name, rate in best.items()}
     for name, rows in _tried(base, outer, given).items():
-        found[name] = found.get(name, []) + rows
+        found[name] += rows
     for name, rows in found.items():
         for settings, outcome in rows:
             print(f"{name:<18}{_text(settings):<54}{shown_loss(name, outcome):>8.4f}")
@@ -182,7 +181,7 @@ def parser(description: str) -> argparse.ArgumentParser:
 def run_all(runs: Iterable[Run], given: argparse.Namespace) -> list[Outcome]:
     """Return the outcomes of runs in their order. Runs in the `--keep` file are not repeated."""
     wanted = [key(run) for run in runs]
-    known = kept(given.keep)
+    known = kept(given.keep, Outcome)
     missing = list(dict.fromkeys(one for one in wanted if one not in known))
     started_s = time.monotonic()
     with ThreadPoolExecutor(given.workers) as threads:
@@ -231,7 +230,7 @@ def _outcome(wanted: str) -> Outcome:
     return Outcome(result.eval_loss_mean, result.eval_loss_averaged, result.weight_std, result.bits_per_step)
 
 
-def kept(file: Path | None) -> dict[str, Outcome]:
+def kept(file: Path | None, kind: Callable[..., Kept]) -> dict[str, Kept]:
     """Return the outcomes in a file of kept runs, by key; an unfinished line is skipped."""
     lines = file.read_text().splitlines() if file and file.exists() else []
     known = {}
@@ -239,15 +238,15 @@ def kept(file: Path | None) -> dict[str, Outcome]:
         with contextlib.suppress(json.JSONDecodeError):  # an earlier benchmark was interrupted while it wrote this line
             row = json.loads(line)
             done = row.pop("run")
-            known[done] = Outcome(**row)
+            known[done] = kind(**row)
     return known
 
 
-def keep(file: Path | None, done: str, outcome: Outcome) -> None:
+def keep(file: Path | None, done: str, outcome: DataclassInstance) -> None:
     """Append the outcome of a run, named by its key, to the file of kept runs, if there is one."""
     if file:
-        with file.open("a") as lines:
-            lines.write(json.dumps({"run": done, **asdict(outcome)}) + "\n")
+        with file.open("a") as lines:  # on a line of its own, even after an unfinished one
+            lines.write("\n" + json.dumps({"run": done, **asdict(outcome)}))
 
 
 def main() -> None:

@@ -15,22 +15,20 @@ mean weights is below `--target`, within the schedule. A pair meets about every 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import hashlib
-import json
 import math
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
 import torch
 
-from benchmarks.methods import Run, key, mean_and_error
+from benchmarks.methods import Run, keep, kept, key, mean_and_error
 from gossamer.optim.codecs.hadamard import keep_products_exact
 from gossamer.optim.fragments import MEETING_INTERVAL
 from gossamer.peer.simulator.choices import scenario, setting
@@ -41,7 +39,6 @@ from gossamer.protocol.run.manifest import Manifest
 
 EVAL_BATCHES: Final = 64
 CURVE_BATCHES: Final = 16
-ALONE: Final = "alone"
 METHODS: Final[Mapping[str, Run]] = {
     "pairs": {"method": "noloco", "codec": "modulo4", "delay": "1"},
     "ddp": {"method": "ddp", "codec": "fp32"},
@@ -85,12 +82,7 @@ class Runs:
         self._device = device
         self._base = Manifest.checked({"data": {"source": "text"}}) if data else Manifest()
         self._text = hashlib.sha256(data.read_bytes()).hexdigest()[:8] if data else None
-        self._known: dict[str, Outcome] = {}
-        for text in file.read_text().splitlines() if file and file.exists() else ():
-            with contextlib.suppress(json.JSONDecodeError):  # an earlier start was interrupted while it wrote this line
-                row = json.loads(text)
-                name = row.pop("run")
-                self._known[name] = Outcome(**row)
+        self._known = kept(file, Outcome)
 
     def outcome(self, run: Run) -> Outcome:
         """Return the outcome of a run, simulated now if the file has none."""
@@ -99,11 +91,7 @@ class Runs:
             started_s = time.monotonic()
             self._known[name] = self._simulated(run)
             print(f"{time.monotonic() - started_s:5.0f} s: {name} {self._known[name].loss:.4f}", file=sys.stderr, flush=True)
-            if self._file:
-                with self._file.open("a") as lines:
-                    lines.write(
-                        "\n" + json.dumps({"run": name, **asdict(self._known[name])})
-                    )  # on a line of its own even after an interrupted one
+            keep(self._file, name, self._known[name])
         return self._known[name]
 
     def _simulated(self, run: Run) -> Outcome:

@@ -86,16 +86,18 @@ def test_kept_runs_are_not_repeated_and_an_unfinished_line_is_skipped(tmp_path: 
     keep, outcome = tmp_path / "keep.jsonl", Outcome(2.0, 1.9, 1e-3, 4.18)
     methods.keep(keep, key(RUN), outcome)
     with keep.open("a") as file:
-        file.write('{"run": "method=ddp pee')
+        file.write('\n{"run": "method=ddp pee')
     given = parser("").parse_args(["--keep", str(keep), "--workers", "1"])
     assert run_all([RUN, RUN], given) == [outcome, outcome]
+    methods.keep(keep, "the run after the interrupted one", outcome)
+    assert methods.kept(keep, Outcome) == {key(RUN): outcome, "the run after the interrupted one": outcome}
 
 
 @pytest.mark.timeout(120)
 def test_a_run_is_made_once_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     given = parser("").parse_args(["--keep", str(tmp_path / "keep.jsonl"), "--workers", "1"])
     small = {**RUN, "batch_size": "1", "sequence_length": "16", "codec": "fp32"}
-    (first, again), kept = run_all([small, small], given), methods.kept(given.keep)
+    (first, again), kept = run_all([small, small], given), methods.kept(given.keep, Outcome)
     assert first == again == kept[key(small)]
     assert 0.0 < first.averaged < 6.0 and first.weight_std > 0.0
     assert run_all([small], given) == [first]
