@@ -1,6 +1,6 @@
 """Estimates for models of real size on a line: joining, meetings, bytes per day, and memory; computed by the code of real peers.
 
-    python -m benchmarks.estimates [--step-seconds S] [--json]
+    python -m benchmarks.estimates [--step-seconds S]
 
 Nothing is downloaded, built or trained: only the shapes of the models, cut as in a default manifest, with `modulo4` and AdamW. All lines
 are symmetrical, and all peers have the same one. `join` is the time until a new peer meets with a weight above 0. `apart` is the shortest
@@ -12,7 +12,6 @@ exceeds half of the line, the longest countdown (1000 steps) is too short: such 
 from __future__ import annotations
 
 import argparse
-import json
 from dataclasses import asdict
 from typing import Any, Final
 
@@ -52,15 +51,11 @@ def found_for(size: str, step_s: float) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Print the tables, or JSON."""
+    """Print the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--step-seconds", type=float, default=10.0)
-    parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
     found = {size: found_for(size, given.step_seconds) for size in SIZES}
-    if given.json:
-        print(json.dumps(found))
-        return
     print(f"{'model':<8}{'Mbit/s':>8}{'join':>12}{'a meeting':>12}{'apart':>12}{'steps':>8}{'a day':>12}{'of the line':>13}")
     for size, of_size in found.items():
         for mbit, row in of_size["lines"].items():

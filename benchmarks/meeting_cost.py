@@ -1,6 +1,6 @@
 """Processor time of a meeting: two real peers meet as often as possible, and each process reports its processor time.
 
-    python -m benchmarks.meeting_cost [--seconds S] [--json]
+    python -m benchmarks.meeting_cost [--seconds S]
 
 Two real peers on loopback (supervisor, node, p2pd, trainer) with the demo's model in three fragments; only their inner steps sleep
 (stepless_trainer.py). The first window has no meetings; in the second, every fragment is due again at once. A row is the processor time
@@ -13,13 +13,10 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
-import os
-import platform
 import tempfile
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -168,17 +165,12 @@ async def window(peers: tuple[BenchedPeer, BenchedPeer], seconds: float) -> tupl
 
 
 def main() -> None:
-    """Print the table, or JSON."""
+    """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=20.0)
-    parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="meeting-cost-") as folder:
         figures = asyncio.run(measure(Path(folder), given.seconds))
-    if given.json:
-        machine = {"cpus": os.cpu_count(), "machine": platform.machine(), "python": platform.python_version()}
-        print(json.dumps({"machine": machine, **asdict(figures)}))
-        return
     print(f"{figures.meetings} meetings, {figures.meetings_per_second:.1f} a second, {figures.refused} refused; both sides' mean")
     print(f"{'':<18}{'ms a meeting':>13}{'of coding':>11}{'ms a second, calm':>19}")
     total_ms = sum(figures.cost_ms.values())

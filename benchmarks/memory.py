@@ -1,6 +1,6 @@
 """Bytes per parameter of a run as a peer counts them before it starts: on the device, in memory, in shared memory and on disk.
 
-    python -m benchmarks.memory [--check MILLIONS] [--json]
+    python -m benchmarks.memory [--check MILLIONS]
 
 For the models of `benchmarks.gpu`, both optimizers, a GPU (`host`: `optimizer_on_host`), the first of 8, a CPU and two processes on it.
 `passing` is the temporary memory of four meetings at once beside a fragment sync, or of the trial of a partner's weights, on the device of
@@ -12,7 +12,6 @@ fragment and save, and prints the process's peak memory beside the count.
 from __future__ import annotations
 
 import argparse
-import json
 import resource
 import tempfile
 import time
@@ -20,15 +19,19 @@ from pathlib import Path
 
 import psutil
 
-from benchmarks.checkpoint_stop import build, manifest
 from benchmarks.gpu import SIZES
 from gossamer.optim.noloco import NoLoCo
 from gossamer.peer.machine.config import PeerConfig
 from gossamer.peer.machine.home import Home
 from gossamer.peer.model.computing import Computing
+from gossamer.peer.model.model import build_model
+from gossamer.peer.text.batches import Draw
+from gossamer.peer.text.corpus import load_corpus
+from gossamer.peer.text.tokenizer import load_tokenizer
 from gossamer.peer.trainer.meeting import MeetingSide
 from gossamer.peer.trainer.need import PROGRAMS, SYNCED, TRIED_ON, WORKING, Need, run_need
 from gossamer.peer.trainer.saver import Saver
+from gossamer.peer.trainer.text_training import TextProgram, TextReplica
 from gossamer.protocol.run.manifest import Manifest
 
 FIXED = {
@@ -75,10 +78,23 @@ def peak_bytes() -> int:
     return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
+def manifest(millions: float) -> Manifest:
+    """Return a job of about this many million parameters with small batches: 12 blocks and an embedding of 32,000."""
+    width = 64 * max(1, round((millions / 110) ** 0.5 * 12))
+    model = {
+        "hidden_size": width, "intermediate_size": 64 * round(width * 8 / 3 / 64), "num_hidden_layers": 12,
+        "num_attention_heads": width // 64, "num_key_value_heads": width // 64, "vocab_size": 32_000,
+        "max_position_embeddings": 128, "tie_word_embeddings": True,
+    }  # fmt: skip
+    return Manifest.checked({"model": {"config": model}, "inner": {"optimizer": "adamw", "batch_size": 1, "sequence_length": 64}})
+
+
 def check(job: Manifest, folder: Path) -> dict[str, float]:
     """Return the peak memory of a real replica and the counted one, in bytes per parameter."""
     before, outer = psutil.Process().memory_info().rss, job.outer
-    replica = build(job, folder)
+    draw = Draw(0, b"me", job.inner.batch_size, job.inner.sequence_length)
+    corpus = load_corpus(job.data, load_tokenizer(job.tokenizer), draw, None, folder)
+    replica = TextReplica(job, TextProgram(job, build_model(job.model, 0), corpus, lambda event: None), 0)
     home = Home(folder / "home")
     home.create()
     saver = Saver(home, PeerConfig(home=home.path), lambda event: None, time.monotonic)
@@ -97,19 +113,15 @@ def check(job: Manifest, folder: Path) -> dict[str, float]:
 
 
 def main() -> None:
-    """Print the table, or JSON."""
+    """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", type=float, metavar="MILLIONS")
-    parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
     if given.check:
         with tempfile.TemporaryDirectory(prefix="memory-", dir=Path.cwd()) as folder:
             found: dict[str, dict[str, float]] = {f"{given.check:g}M adamw cpu": check(manifest(given.check), Path(folder))}
     else:
         found = rows()
-    if given.json:
-        print(json.dumps(found))
-        return
     names = list(next(iter(found.values())))
     print(f"{'bytes per parameter':<22}" + "".join(f"{name:>12}" for name in names))
     for row, values in found.items():

@@ -1,6 +1,6 @@
 """Several processes on one CPU beside one process with as many threads: the same model and batches, alternating in one run.
 
-    python -m benchmarks.ranks [--millions N] [--batch B] [--optimizer adamw|muon] [--threads T] [--rounds N] [--json]
+    python -m benchmarks.ranks [--millions N] [--batch B] [--optimizer adamw|muon] [--threads T] [--rounds N]
 
 `one` is a peer with `--devices cpu --threads T`, `ranks` a peer with `--devices cpu:2 --threads T` (peer/trainer/ranks.py). `fsdp2`, with
 AdamW only, is torch's `fully_shard` over two processes with half the threads each, per block, keeping the weights between forward and
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import os
 import statistics
 import tempfile
@@ -26,7 +25,7 @@ from typing import Any
 import torch
 import torch.multiprocessing as mp
 
-from benchmarks.checkpoint_stop import manifest
+from benchmarks.memory import manifest
 from gossamer.peer.machine.config import LocalSettings
 from gossamer.peer.machine.energy import cpu_s
 from gossamer.peer.model.computing import Computing, next_token_loss
@@ -66,7 +65,7 @@ class Direction:
 
 
 def job(millions: float, batch: int, optimizer: str) -> Manifest:
-    """Return the job of `benchmarks.checkpoint_stop` with another batch."""
+    """Return the job of `benchmarks.memory` with another batch."""
     small = manifest(millions)
     inner = small.inner.model_copy(update={"batch_size": batch, "optimizer": optimizer})
     return small.model_copy(update={"run": small.run.model_copy(update={"access": "open"}), "inner": inner})
@@ -162,14 +161,13 @@ def ways(given: Manifest, folder: Path, threads: int) -> Iterator[dict[str, Dire
 
 
 def main() -> None:
-    """Print the table, or JSON."""
+    """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--millions", type=float, default=5.0)
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--optimizer", choices=("adamw", "muon"), default="adamw")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     given = job(options.millions, options.batch, options.optimizer)
     with tempfile.TemporaryDirectory(prefix="ranks-") as folder, ways(given, Path(folder), options.threads) as found:
@@ -188,9 +186,6 @@ def main() -> None:
         }
         for name, way in found.items()
     }
-    if options.json:
-        print(json.dumps(rows))
-        return
     print(f"{options.millions:g} M, {options.optimizer}, {tokens} tokens a step, {options.threads} threads in all")
     print(f"{'':<8}{'tokens/s':>12}{'s a step':>12}{'cpu s':>12}")
     for name, row in rows.items():

@@ -1,6 +1,6 @@
 """A model of 125 million parameters from manifest to export, with two peers of this machine: the duration of each stage.
 
-    python -m benchmarks.real_model [--steps N] [--width N] [--gap STEPS] [--line RATE] [--folder DIR] [--json]
+    python -m benchmarks.real_model [--steps N] [--width N] [--gap STEPS] [--line RATE] [--folder DIR]
 
 The commands of docs/guide/train-a-real-model.md in order, on the CPU: real processes, one peer hosts a run, another joins it later, both on
 lines of `--line`, to the end of the run; then `peer eval` and `peer export`. Batches are tiny (two sequences of 128 bytes), because a CPU
@@ -178,20 +178,16 @@ def measure(folder: Path, line: str, job: Manifest) -> dict[str, float]:
 
 
 def main() -> None:
-    """Print the figures, or JSON."""
+    """Print the figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=120)
     parser.add_argument("--width", type=int, default=WIDTH, help="768: 124 million parameters; 256: 22 million")
     parser.add_argument("--gap", type=int, default=40, help="how many steps clocks may be apart; a tenth and eight later the other joins")
     parser.add_argument("--line", default="20 Mbit/s")
     parser.add_argument("--folder", type=Path)
-    parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="real-", dir=Path.cwd()) as place:
         found = measure(given.folder or Path(place), given.line, manifest(given.steps, given.width, given.gap))
-    if given.json:
-        print(json.dumps(found))
-        return
     for name, value in found.items():
         print(f"{name:<28}{value:>12.4g}")
 

@@ -1,6 +1,6 @@
 """The cost of failures for the trainer: step rate of a real peer with its node or network failing, over its own rate before.
 
-    python -m benchmarks.step_rate [--seconds S] [--pairs N] [--threads T] [--json]
+    python -m benchmarks.step_rate [--seconds S] [--pairs N] [--threads T]
 
 Real processes on this machine, the demo's model, one peer that takes solo steps. A pair is one calm window and one with a failure, next to
 each other in the same run, so that slow changes of the machine cancel out. `nothing` is a pair of calm windows: the noise of the ratio.
@@ -14,9 +14,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import json
-import os
-import platform
 import statistics
 import sys
 import tempfile
@@ -164,9 +161,7 @@ async def crash(peer: BenchedPeer, signed: SignedManifest, folder: Path) -> None
 async def meet_once_and_lose(peer: BenchedPeer, signed: SignedManifest, folder: Path) -> None:
     """Have a partner join, meet it, and kill it without a goodbye."""
     partner, met = BenchedPeer(folder, 1), peer.status.meetings["completed"]
-    not_after_s = int(time.time()) + 3600
-    invite = Invite.issue(peer.identity, signed.run_id, tuple(peer.status.addresses), None, not_after_s)
-    partner.home.invite.write_text(invite.to_text() + "\n")
+    await peer.invite(partner, signed)
     async with running(partner):
         await peer.until(lambda status: status.meetings["completed"] > met, "meeting")
         partner.kill(*PROGRAMS)
@@ -190,22 +185,17 @@ def row(pairs: list[tuple[Window, Window]], blocked: float) -> dict[str, float]:
 
 
 def main() -> None:
-    """Print the table, or JSON."""
+    """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=10.0)
     parser.add_argument("--pairs", type=int, default=3)
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
     table = {}
     for mode in MODES:
         print(f"measuring: {mode}", file=sys.stderr)
         with tempfile.TemporaryDirectory(prefix="step-rate-") as folder:
             table[mode] = row(*asyncio.run(measure(mode, Path(folder), given)))
-    if given.json:
-        machine = {"cpus": os.cpu_count(), "machine": platform.machine(), "python": platform.python_version()}
-        print(json.dumps({"machine": machine, "threads": given.threads, "seconds": given.seconds, "modes": table}))
-        return
     print(f"{'trouble':<10}{'steps/s':>9}{'of calm':>9}{'lowest':>9}{'highest':>9}{'cpu':>9}{'blocked':>9}")
     for mode, one in table.items():
         ratios = "".join(f"{one[key]:>9.1%}" for key in ("ratio", "lowest_ratio", "highest_ratio", "cpu_ratio"))

@@ -1,6 +1,6 @@
 """Processor time of moving a state between two real peers, per megabyte, by process and by way of requesting it.
 
-    python -m benchmarks.transfer_cost [--width N] [--ways pieces chunks bulk] [--json]
+    python -m benchmarks.transfer_cost [--width N] [--ways pieces chunks bulk]
 
 Two real peers on loopback; their inner steps sleep (stepless_trainer.py). The second peer joins the run of the first once in each way and
 takes its whole state. A row is the processor time (user and system) of a process from the first piece to the last, beyond its idle rate,
@@ -12,11 +12,10 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -96,19 +95,15 @@ async def until(is_so: Callable[[], bool]) -> None:
 
 
 def main() -> None:
-    """Print the table, or JSON."""
+    """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--width", type=int, default=384, help="of the model: 384 has a state of about 100 MB")
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=WAYS)
-    parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
     costs = {}
     for way in given.ways:
         with tempfile.TemporaryDirectory(prefix="transfer-cost-") as folder:
             costs[way] = asyncio.run(measure(Path(folder), given.width, way))
-    if given.json:
-        print(json.dumps({way: asdict(cost) for way, cost in costs.items()}))
-        return
     print(f"{'ms per MB':<10}{'giver node':>12}{'giver p2pd':>12}{'taker p2pd':>12}{'taker node':>12}{'all':>8}{'Mbit/s':>9}")
     for way, cost in costs.items():
         parts = (cost.giver_node_ms, cost.giver_p2pd_ms, cost.taker_p2pd_ms, cost.taker_node_ms)
