@@ -28,9 +28,8 @@ def _table(name: str, section: BaseModel) -> Iterator[str]:
         yield f"# {field.description}"
         yield f"# {key} =" if value is None else f"{key} = {toml_value(value)}"
     for key, description, table in tables:
-        if table:
-            yield from ("", f"# {description}", f"[{name}.{key}]")
-            yield from (f"{_key(item)} = {toml_value(value)}" for item, value in table.items())
+        yield from ("", f"# {description}", f"[{name}.{key}]")
+        yield from (f"{_key(item)} = {toml_value(value)}" for item, value in table.items())
 
 
 def _key(text: str) -> str:

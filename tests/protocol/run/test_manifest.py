@@ -46,7 +46,9 @@ def test_the_run_id_of_the_demo_job_does_not_change_by_accident() -> None:
     assert Manifest().run_id.hex() == DEMO_RUN_ID, "canonical bytes or a default have changed: every existing run gets another id"
 
 
-@pytest.mark.parametrize("text", ["", OTHER, '[run]\naccess = "open"', f'[model]\nhub = "a/b"\nrevision = "{COMMIT}"'])
+@pytest.mark.parametrize(
+    "text", ["", OTHER, '[run]\naccess = "open"', f'[model]\nhub = "a/b"\nrevision = "{COMMIT}"', "[model]\nconfig = {}"]
+)
 def test_a_manifest_survives_round_trips_through_toml_and_canonical_bytes(text: str) -> None:
     manifest = Manifest.from_toml(text)
     assert Manifest.from_toml(manifest.to_toml()) == manifest
