@@ -43,12 +43,11 @@ class Reachability:
         self.open_at = ""  # the address of the last successful dial-back, without our id; empty if there is none
         self.through = tuple(through)  # relays, with their ids, at which p2pd shall have a reservation; empty if none is needed or known
         self._timeout_s = FIRST_S
-        self._relays: dict[PeerId, tuple[str, str]] = {}  # with the network in which a connection has shown the relay
+        known = ((read_address(relay), relay) for relay in through)
+        self._relays = {peer: (relay, network_of(relay)) for peer, relay in known if peer}  # with the network of the relay's connection
         self._answers: dict[str, dict[PeerId, bool]] = {}  # by the network of the partner's connection, like the next one
         self._seen_at: dict[str, dict[PeerId, str]] = {}
         self._asked_s: dict[PeerId, float] = {}
-        for relay in through:
-            self._add_relay(relay, network_of(relay))
 
     async def until_role_changes(self, control: Control, port: int, is_member: Callable[[PeerId], bool] = lambda peer: True) -> str:
         """Track our reachability at `port` and our relays until p2pd needs another role; return the reason. Raises Unreachable.
@@ -109,7 +108,7 @@ class Reachability:
         """Take in an answer of a peer in a network to whether it can reach us at `port`."""
         self._relays.pop(peer, None)
         if answer.relay:
-            self._add_relay(answer.relay, network)
+            keep_newest(self._relays, peer, (answer.relay, network), KNOWN_RELAYS)
         is_direct = bool(answer.seen_at) and route(answer.seen_at) == "direct"
         if is_direct:
             _note(self._seen_at, network, peer, host_of(answer.seen_at))
@@ -127,12 +126,6 @@ class Reachability:
             self.is_open = num_yes > num_no
         if not self.is_open:
             self.open_at = ""
-
-    def _add_relay(self, relay: str, network: str) -> None:
-        with suppress(ValueError):
-            peer = read_address(relay)
-            if peer is not None:
-                keep_newest(self._relays, peer, (relay, network), KNOWN_RELAYS)
 
     async def _choose_relays(self, control: Control) -> tuple[str, ...]:
         """Return relays that respond now. Those that we do not use yet come first, because we have lost the others.
