@@ -48,6 +48,7 @@ WINDOW: Final = 1 << 10  # most unanswered hops on a lane
 STEPS: Final = 1 << 48  # largest credible global step, which a float still represents exactly
 TOKENS: Final = 1 << 53  # largest token count that a float represents exactly: weights by tokens are computed in floats
 TRANSFER_BYTES: Final = 1 << 40  # largest transfer, above any model's state; the sizes that the manifest implies are checked separately
+STATE_BYTES: Final = 1 << 37  # largest state of a model, or of one stage: a bit for each piece of it, 64 KiB, fits into one chunk
 UNIX_SECONDS: Final = 253_402_300_799  # latest timestamp: the end of the year 9999, the last that Python's datetime represents
 
 # ---- records ----

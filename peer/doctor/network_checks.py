@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import ipaddress
 import math
-import re
 import statistics
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import miniupnpc
@@ -19,6 +19,7 @@ from gossamer.peer.machine.config import LocalSettings
 from gossamer.peer.machine.units import bytes_text, rate_bytes_per_s, rate_text, size_bytes, steps_text
 from gossamer.peer.meeting.line import transfer_s
 from gossamer.peer.sync.client import as_final
+from gossamer.protocol.addresses import host_of, port_of, read_address, route
 from gossamer.protocol.errors import ExitCode
 from gossamer.protocol.limits import CLOCK_SKEW_S
 
@@ -31,7 +32,6 @@ CLOCK_WARN_S = 5.0
 ASK_MS = 2000
 SET_CLOCK = "set it by network time: `sudo timedatectl set-ntp true`"
 OPEN_PORT = "forward a TCP port in the router and name it with --port; without one, a peer is reached through a relay, if the run has one"
-_HOST_PORT = re.compile(r"/ip[46]/([^/]+)/tcp/(\d+)")
 _SHARED = ipaddress.ip_network("100.64.0.0/10")  # of providers that put many customers behind one address
 
 
@@ -98,9 +98,8 @@ def reachable(answered: Sequence[Call]) -> Finding:
 
 def router(observed: Sequence[str], own: set[str], found: str | None) -> Finding:
     """Report the kind of router from the multiaddrs that other peers observe, this machine's own IP addresses, and `ask_router`."""
-    seen = [(match[1], match[2]) for match in map(_HOST_PORT.fullmatch, observed) if match]
     can_ask = "it does not speak UPnP" if found is None else "it speaks UPnP, so a peer asks it to open its port"
-    outside = [(host, port) for host, port in seen if ipaddress.ip_address(host).is_global]
+    outside = [(host_of(address), port_of(address)) for address in observed if _is_outside(address)]
     if outside and {host for host, _ in outside} <= own:
         return ok("none: this machine has an address of its own on the internet")
     if found and _is_shared(found, outside):
@@ -132,7 +131,15 @@ def ask_router() -> str | None:
         return None
 
 
-def _is_shared(outer_ip: str, outside: Sequence[tuple[str, str]]) -> bool:
+def _is_outside(observed: str) -> bool:
+    """Return whether an address that another peer observes, which may be no address at all, is an IP address on the internet."""
+    with suppress(ValueError):
+        read_address(observed)
+        return observed.startswith("/ip") and route(observed) == "direct"
+    return False
+
+
+def _is_shared(outer_ip: str, outside: Sequence[tuple[str, int]]) -> bool:
     ip = ipaddress.ip_address(outer_ip)
     return ip in _SHARED or bool(outside) and outer_ip not in {host for host, _ in outside}
 

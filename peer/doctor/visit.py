@@ -24,8 +24,7 @@ from gossamer.peer.sync.line_rate import line_rates
 from gossamer.protocol.addresses import by_peer
 from gossamer.protocol.errors import GossamerError, PeerMisbehaved, RefusalCode, Refused, TransportError, short_reason
 from gossamer.protocol.identity import Identity, PeerId
-from gossamer.protocol.limits import INVITE_BOOTSTRAPS, MANIFEST_BYTES, SEED_BYTES
-from gossamer.protocol.messages.messages import ContentsKind
+from gossamer.protocol.limits import INVITE_BOOTSTRAPS, SEED_BYTES
 from gossamer.protocol.run.invite import Credential, Invite
 from gossamer.protocol.run.manifest import SignedManifest
 from gossamer.protocol.streams.transport import Purpose, Stream
@@ -164,9 +163,7 @@ async def _call(control: Control, client: FetchClient, partner: PeerId, addresse
 
 async def _ask(client: FetchClient, partner: PeerId, call: Call) -> Call:
     async with client.source(partner, ()) as source:
-        await source.ask(ContentsKind.MANIFEST, 0, MANIFEST_BYTES)
-        _, data = await source.take()
-        signed = SignedManifest.from_bytes(data, expect=client.run_id)
+        signed = await source.manifest()
         asked_s, asked_unix_s = time.monotonic(), time.time()
         observed_address = await source.observed_address()
         took_s = time.monotonic() - asked_s

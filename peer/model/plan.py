@@ -31,21 +31,28 @@ def inner_settings(manifest: Manifest) -> InnerSettings:
 def fragment_codecs(manifest: RunManifest, shapes: Shapes) -> tuple[FragmentCodec, ...]:
     """Cut a model of these parameter shapes as the manifest says, and return each fragment with its codec.
 
-    Raises BadManifest for more fragments than messages can number.
+    Raises BadManifest for more fragments than messages can number, or a larger state than peers can agree on.
     """
     chosen = codec(manifest.codec.name)
     bytes_per_value = (chosen.sketch_bytes(SAMPLE_VALUES) + chosen.payload_bytes(SAMPLE_VALUES)) / SAMPLE_VALUES
     max_values = max(1, int(1e6 * manifest.fragments.max_fragment_mb / bytes_per_value))
-    if sum(map(math.prod, shapes.values())) > limits.FRAGMENTS * max_values:
+    num_values = sum(map(math.prod, shapes.values()))
+    if num_values > limits.FRAGMENTS * max_values:
         raise BadManifest(f"the model has more than {limits.FRAGMENTS} fragments", hint="raise max_fragment_mb in [fragments]")
+    if _state_bytes(num_values, manifest.outer.alpha) > limits.STATE_BYTES:
+        raise BadManifest(f"the trained weights have more than {limits.STATE_BYTES / 1e9:.0f} GB", hint="train less, or in more stages")
     return tuple(FragmentCodec(fragment, chosen) for fragment in split(shapes, max_values, manifest.fragments.blocks_per_fragment))
 
 
 def model_plan(codecs: Sequence[FragmentCodec], alpha: float) -> ModelPlan:
-    """Return the sizes of these fragments on the wire, all with one codec. A state holds momentum only if alpha > 0."""
+    """Return the sizes of these fragments on the wire, all with one codec."""
     fragments = tuple(FragmentTerms(codec.sketch_bytes, codec.payload_bytes, codec.num_blocks) for codec in codecs)
-    state_bytes = (4 if alpha > 0.0 else 2) * sum(codec.fragment.numel for codec in codecs)
-    return ModelPlan(codecs[0].codec.wire_id, fragments, state_bytes)
+    return ModelPlan(codecs[0].codec.wire_id, fragments, _state_bytes(sum(codec.fragment.numel for codec in codecs), alpha))
+
+
+def _state_bytes(num_values: int, alpha: float) -> int:
+    """Return the size of a state of so many values: it holds momentum only if alpha > 0."""
+    return (4 if alpha > 0.0 else 2) * num_values
 
 
 @dataclass(slots=True)

@@ -25,8 +25,6 @@ from gossamer.protocol.errors import (
     short_reason,
 )
 from gossamer.protocol.identity import PeerId
-from gossamer.protocol.limits import MANIFEST_BYTES
-from gossamer.protocol.messages.messages import ContentsKind
 from gossamer.protocol.messages.records import MemberRecord
 from gossamer.protocol.run.manifest import SignedManifest
 from gossamer.protocol.tasks import cancel
@@ -119,8 +117,7 @@ async def _ask(client: FetchClient, peer: PeerId, bootstraps: Bootstraps) -> Sig
         async with client.source(peer, bootstraps.addresses[peer]) as source:
             peer_list = await source.peer_list((), bootstraps.time, is_bootstrap=True, group=peer)
             bootstraps.name(peer_list.members, client.run_id)
-            await source.ask(ContentsKind.MANIFEST, 0, MANIFEST_BYTES)
-            return SignedManifest.from_bytes(await source.take_manifest(), expect=client.run_id)
+            return await source.manifest()
 
     try:
         return await in_their_version(client, ask_for_all)

@@ -31,6 +31,7 @@ from gossamer.protocol.identity import Identity, PeerId
 from gossamer.protocol.limits import CHUNK_BYTES, MANIFEST_BYTES, NONCE_BYTES, SPOKEN
 from gossamer.protocol.messages.messages import Chunk, Contents, ContentsKind, FetchRequest, Message, Part, Refusal, chunks
 from gossamer.protocol.messages.replies import PEER_LIST_BYTES, SIGHTING_BYTES, PeerList, Sighting
+from gossamer.protocol.run.manifest import SignedManifest
 from gossamer.protocol.streams.transport import Purpose, Stream, Transport
 from gossamer.protocol.tasks import loop_s
 
@@ -124,10 +125,11 @@ class Source:
         _, data = await self.take()
         return Sighting.from_bytes(data)
 
-    async def take_manifest(self) -> bytes:
-        """Return the signed manifest that was requested. The caller checks that it has the hash of the run. Raises as `take`."""
-        _, data = await self.take(_is_manifest)
-        return data
+    async def manifest(self) -> SignedManifest:
+        """Request the manifest of the run. Raises as `take`."""
+        await self.ask(ContentsKind.MANIFEST, 0, MANIFEST_BYTES)
+        _, data = await self.take()
+        return SignedManifest.from_bytes(data, expect=self.client.run_id)
 
     async def peer_list(self, records: tuple[bytes, ...], time: SwarmTime, *, is_bootstrap: bool, group: PeerId | None) -> PeerList:
         """Exchange member records, and give the time of the source to `time`. The records are unchecked. Raises as `take`.
@@ -276,11 +278,6 @@ async def _timeout(seconds: float, late: str) -> AsyncIterator[None]:
             yield
     except TimeoutError as error:
         raise DeadlineExceeded(late) from error
-
-
-def _is_manifest(header: Contents) -> None:
-    if not 0 < header.total_bytes <= MANIFEST_BYTES:
-        raise BadMessage(f"a manifest of {header.total_bytes} bytes; at most {MANIFEST_BYTES} are read")
 
 
 def _is_small(header: Contents) -> None:

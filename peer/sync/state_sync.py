@@ -62,13 +62,6 @@ class ReturnPoint:
 
 
 @dataclass(slots=True)
-class RestoredWeights:
-    """Weights of a checkpoint that is older than those of a mate."""
-
-    least_step: int  # of weights that are of use
-
-
-@dataclass(slots=True)
 class StateSync:
     """Have the trainer begin, and keep it in step with the others.
 
@@ -106,7 +99,7 @@ class StateSync:
     _gated: deque[PeerId] = field(default_factory=lambda: deque(maxlen=REMEMBERED))  # likewise: partners whose gate, or at ours
     _met_s: float = -math.inf  # when the last meeting completed
     _own_steps: int = 0  # at the last look while training
-    _restored: RestoredWeights | None = None  # of a stage, while they are brought up to date
+    _least_step: int | None = None  # of weights that are of use, while those of a checkpoint of a stage are brought up to date
     _unsynced_s: float | None = None  # since when no peer within reach has given a newer fragment; loop time
     _began: tuple[int, float] | None = None  # our global step when we first looked while training, and that loop time
 
@@ -165,7 +158,7 @@ class StateSync:
                     await self._compare_with_mates()
                 await self._carry_out()
             elif lifecycle.phase is RunPhase.FINISH:
-                self._restored, lifecycle.stale = None, set()  # the last averaging is for all
+                self._least_step, lifecycle.stale = None, set()  # the last averaging is for all
             await self._wait()
 
     async def _wait(self) -> None:
@@ -193,14 +186,14 @@ class StateSync:
         if lifecycle.stale:
             return
         own_step = lifecycle.global_step
-        restored = RestoredWeights(own_step + gap_steps // OLD_SHARE)
+        least_step = own_step + gap_steps // OLD_SHARE
         lifecycle.stale = set(range(len(self.membership.terms.fragments)))
         try:
             await self.presence.first_look(FIRST_LOOK_S)
             steps = await self.transfer.sources.steps_of_partners(MATES_S)
-            is_old = any(restored.least_step <= step <= own_step + gap_steps for step in steps)
+            is_old = any(least_step <= step <= own_step + gap_steps for step in steps)
         finally:
-            self._restored = restored if is_old else None
+            self._least_step = least_step if is_old else None
             lifecycle.stale = lifecycle.stale if is_old else set()
 
     async def _sync_fragments(self) -> None:
@@ -208,16 +201,15 @@ class StateSync:
 
         Restored weights of a stage are, even where no mate is within reach.
         """
-        restored, stale = self._restored, set(self.lifecycle.stale)
+        least_step, stale = self._least_step, set(self.lifecycle.stale)
         self._unsynced_s = loop_s() if self._unsynced_s is None else self._unsynced_s
-        least_step = restored.least_step if restored else 0
-        await self.fragments.run(lambda header: fragment_to_sync(self.view(), least_step).check_global_step(header))
-        if self.lifecycle.stale != stale or not (restored or self.groups.book.reachable(loop_s())):
+        await self.fragments.run(lambda header: fragment_to_sync(self.view(), least_step or 0).check_global_step(header))
+        if self.lifecycle.stale != stale or not (least_step is not None or self.groups.book.reachable(loop_s())):
             self._unsynced_s = loop_s()
         elif loop_s() - self._unsynced_s >= UNSYNCED_S:
             self.lifecycle.stale = set()
         if not self.lifecycle.stale:
-            self._restored = self._unsynced_s = None
+            self._least_step = self._unsynced_s = None
 
     async def _begin(self) -> None:
         """Have a trainer that waits begin. Raises as `_carry_out`.

@@ -74,14 +74,19 @@ class Connection:
             raise Unreachable(f"this machine has no socket for the call: {error.strerror}") from error
         self._channel = open_channel(self._socket)
 
-    async def close(self) -> None:
-        """Abort the call, and close the channel and the libp2p stream at once."""
+    def drop(self) -> None:
+        """Close the libp2p stream at once."""
         self._stop_listening()
+        drop(self._remote[1])
+        if self._splice is not None:
+            self._splice.cancel()
+
+    async def close(self) -> None:
+        """Abort the call, and close the channel and the libp2p stream at once. A cancellation does not leave the stream open."""
+        self.drop()
         if self._channel is not None:
             await self._channel.close()
-        if self._splice is None:
-            drop(self._remote[1])
-        else:
+        if self._splice is not None:
             await cancel(self._splice)
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -159,7 +164,7 @@ class Outbound:
                 self._discard(one)
 
     async def _connection(self, partner: PeerId, addresses: Sequence[str]) -> Connection:
-        if addresses and partner not in await self._control.connected():
+        if addresses:
             with suppress(Unreachable):  # the addresses may be stale; the partner may be dialling us
                 await self._dialer.connect(partner, addresses)
         remote, address = await self._control.open_stream(partner, PROTOCOL)
@@ -195,11 +200,12 @@ class Outbound:
             with suppress(TimeoutError, *BROKEN):
                 await wait_while_active(end(), lambda: connection.carried.both, LINGER_S, LINGER_MOST_S)
         finally:
-            await cancel(pump)
-            if connection.is_up and await ended_well(rpc):
+            pump.cancel()
+            if connection.is_up and await ended_well(rpc):  # which waits for nothing
                 self._keep(connection)
             else:
                 await connection.close()
+            await cancel(pump)
 
     def _close(self, partner: PeerId, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work, name="outbound close")
@@ -224,6 +230,7 @@ class Outbound:
 
     def _discard(self, connection: Connection) -> None:
         self._kept.pop(connection).cancel()
+        connection.drop()  # at once: its task may be cancelled before it begins
         self._close(connection.partner, connection.close())
 
 

@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, Self
 
@@ -153,6 +153,7 @@ async def read_stream_header(reader: asyncio.StreamReader) -> tuple[PeerId, str]
     return PeerId(info.peer), _address_text(info.addr)
 
 
+@lru_cache(1024)  # all connections are listed several times a second
 def _address_text(raw: bytes) -> str:
     """Return a multiaddr as text; empty if it has a protocol that hivemind's library does not know.
 

@@ -39,20 +39,15 @@ class Reachability:
 
     def __init__(self, through: Collection[str] = ()) -> None:
         self.is_open: bool | None = False if through else None  # whether other peers can reach us directly; None while unknown
+        self.public_host = ""  # our IP address as most of the last networks observe it; empty if unknown
         self.open_at = ""  # the address of the last successful dial-back, without our id; empty if there is none
         self.through = tuple(through)  # relays, with their ids, at which p2pd shall have a reservation; empty if none is needed or known
         self._timeout_s = FIRST_S
-        self._relays: dict[PeerId, tuple[str, str]] = {}  # with the network in which a connection has shown the relay
+        known = ((read_address(relay), relay) for relay in through)
+        self._relays = {peer: (relay, network_of(relay)) for peer, relay in known if peer}  # with the network of the relay's connection
         self._answers: dict[str, dict[PeerId, bool]] = {}  # by the network of the partner's connection, like the next one
         self._seen_at: dict[str, dict[PeerId, str]] = {}
         self._asked_s: dict[PeerId, float] = {}
-        for relay in through:
-            self._add_relay(relay, network_of(relay))
-
-    @property
-    def public_host(self) -> str:
-        """Our public IP address as most of the last networks observe it; empty if unknown."""
-        return _most_common(_most_common(seen.values()) for seen in self._seen_at.values())
 
     async def until_role_changes(self, control: Control, port: int, is_member: Callable[[PeerId], bool] = lambda peer: True) -> str:
         """Track our reachability at `port` and our relays until p2pd needs another role; return the reason. Raises Unreachable.
@@ -113,10 +108,12 @@ class Reachability:
         """Take in an answer of a peer in a network to whether it can reach us at `port`."""
         self._relays.pop(peer, None)
         if answer.relay:
-            self._add_relay(answer.relay, network)
+            keep_newest(self._relays, peer, (answer.relay, network), KNOWN_RELAYS)
         is_direct = bool(answer.seen_at) and route(answer.seen_at) == "direct"
         if is_direct:
             _note(self._seen_at, network, peer, host_of(answer.seen_at))
+            by_network = [_most_common(seen.values(), self.public_host) for seen in self._seen_at.values()]
+            self.public_host = _most_common(by_network, self.public_host)
         if answer.reached is Reached.NOT_TRIED:
             return
         is_reached = answer.reached is Reached.YES
@@ -129,12 +126,6 @@ class Reachability:
             self.is_open = num_yes > num_no
         if not self.is_open:
             self.open_at = ""
-
-    def _add_relay(self, relay: str, network: str) -> None:
-        with suppress(ValueError):
-            peer = read_address(relay)
-            if peer is not None:
-                keep_newest(self._relays, peer, (relay, network), KNOWN_RELAYS)
 
     async def _choose_relays(self, control: Control) -> tuple[str, ...]:
         """Return relays that respond now. Those that we do not use yet come first, because we have lost the others.
@@ -161,10 +152,10 @@ def _of_members(answers: dict[str, dict[PeerId, T]], is_member: Callable[[PeerId
     return {network: of_network for network, of_network in kept.items() if of_network}
 
 
-def _most_common(hosts: Iterable[str]) -> str:
-    """Return the most common host, empty if there is none."""
+def _most_common(hosts: Iterable[str], last: str) -> str:
+    """Return the most common host; of several such, the last one that was believed, so that one network does not change it."""
     counts = Counter(hosts)
-    return max(counts, key=lambda host: (counts[host], host), default="")
+    return max(counts, key=lambda host: (counts[host], host == last))
 
 
 def _one_of_each_network_first(peers: Sequence[T], networks: Sequence[str]) -> list[T]:

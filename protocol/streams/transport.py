@@ -19,6 +19,7 @@ from gossamer.protocol.messages.messages import Chunk, ChunkBeside, Message
 from gossamer.protocol.messages.records import MemberRecord
 
 BESIDE_BYTES: Final = 16 * 1024  # a smaller chunk costs less in its frame than beside it
+BULK_S: Final = 60.0  # for bytes over a bulk stream that the partner has announced; a chunk takes 8 s on the slowest line
 
 
 class Inbox:
@@ -187,18 +188,20 @@ class Stream:
         """Fill `target` with the next bytes of the bulk stream. Raises PeerGone, also where there is none."""
         bulk = self._open_bulk
         with self._ending_with_bulk():
-            await bulk.receive_into(target)
+            async with asyncio.timeout(BULK_S):
+                await bulk.receive_into(target)
         await self._gates[1](len(target))
         self.bytes_received += len(target)
 
     @contextmanager
     def _ending_with_bulk(self) -> Iterator[None]:
-        """End the stream where its bulk stream breaks: without those bytes no later message makes sense."""
+        """End the stream where its bulk stream breaks or falls silent: without those bytes no later message makes sense."""
         try:
             yield
-        except PeerGone as error:
-            self._inbox.end(str(error))
-            raise
+        except (PeerGone, TimeoutError) as error:
+            why = str(error) or "the bulk stream fell silent"
+            self._inbox.end(why)
+            raise PeerGone(why) from error
 
     @property
     def _open_bulk(self) -> Bulk:

@@ -66,9 +66,10 @@ def test_a_port_that_cannot_be_reached(tries: list[bool | None], level: Level, w
         (["/ip4/8.8.4.4/tcp/4001"], {"192.168.1.2"}, "100.64.3.2", Level.WARN, "shares one address"),
         (["/ip4/8.8.4.4/tcp/4001"], {"192.168.1.2"}, "10.1.2.3", Level.WARN, "shares one address"),
         (["/ip4/192.168.1.9/tcp/4001", ""], {"192.168.1.2"}, None, Level.SKIP, "not known"),
+        (["/ip4/8.8.4.4.4/tcp/4001", "/ip6/::1%/tcp/1", "nowhere"], {"192.168.1.2"}, None, Level.SKIP, "not known"),
         ([], set(), "", Level.SKIP, "not known"),
     ],
-    ids=["none", "same port", "with UPnP", "symmetric", "provider's", "two routers", "local", "no peer could be asked"],
+    ids=["none", "same port", "with UPnP", "symmetric", "provider's", "two routers", "local", "malformed", "no peer could be asked"],
 )
 def test_the_router(observed: list[str], own: set[str], found: str | None, level: Level, words: str) -> None:
     finding = router(observed, own, found)

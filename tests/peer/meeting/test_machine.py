@@ -8,13 +8,13 @@ import math
 import pytest
 
 from gossamer.peer.link.messages import Apply, Check, Checked, Encode, Open, Prepare, Unavailable
-from gossamer.peer.meeting.commands import AskDecision, AskTrainer, Send, SetTimer, WriteJournal
+from gossamer.peer.meeting.commands import AskDecision, SetTimer
 from gossamer.peer.meeting.events import DeadlinePassed, PartnerGone, PartnerSent, Resolved, Stopped
 from gossamer.peer.meeting.interface import MeetingOutcome, MeetingState
 from gossamer.peer.meeting.machine import AGAIN_S, CONNECT_S, DOUBT_S, DOUBT_TIMEOUTS
 from gossamer.peer.swarm.partner_records import Trust
 from gossamer.protocol.errors import RefusalCode
-from gossamer.protocol.messages.messages import Chunk, Commit, Commitment, Committed, Decision, Outcome, Part, Refusal, RunPhase
+from gossamer.protocol.messages.messages import Chunk, Commit, Commitment, Decision, Outcome, Part, Refusal, RunPhase
 from tests.peer.two_sides import DEADLINE_S, PLAIN, SKETCHED, TERMS, Seat, Table, Trainer, alone
 
 
@@ -80,14 +80,6 @@ def test_payloads_cross_only_after_both_commitments() -> None:
         assert own < first
     seat = alone(MeetingState.COMMITTING)
     assert not [message for message in seat.sent if isinstance(message, Chunk) and message.part is Part.PAYLOAD]
-
-
-def test_the_trainer_is_asked_to_apply_before_the_partner_is_notified() -> None:
-    for seat in Table(PLAIN).run():
-        recorded = next(index for index, command in enumerate(seat.commands) if isinstance(command, WriteJournal))
-        after = [c for c in seat.commands[recorded:] if isinstance(c, AskTrainer | Send)]
-        assert isinstance(after[0], AskTrainer) and isinstance(after[0].request, Apply)
-        assert isinstance(after[1], Send) and isinstance(after[1].message, Commit | Committed)
 
 
 def test_finished_peers_average_and_a_training_one_does_not_join_them() -> None:

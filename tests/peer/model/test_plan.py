@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 from gossamer.optim.codecs import codec
 from gossamer.peer.model.model import parameter_shapes
 from gossamer.peer.model.plan import LAST_INTERVALS, STEP_FACTOR, ClockBudget, fragment_codecs, model_plan
+from gossamer.peer.sync.pieces import bits_bytes, count
+from gossamer.protocol import limits
 from gossamer.protocol.errors import BadManifest
 from gossamer.protocol.run.manifest import Manifest
 from tests.processor_time import takes_at_most
@@ -32,6 +34,16 @@ def test_a_model_in_more_fragments_than_the_wire_can_number_is_refused_before_it
         assert "max_fragment_mb" in caught.value.hint
 
     assert takes_at_most(0.5, refused)
+
+
+@pytest.mark.parametrize(("alpha", "num_values"), [(0.5, 1 << 35), (0.0, 1 << 36)])
+def test_a_state_of_which_no_answer_can_list_the_pieces_is_refused_before_anything_is_trained(alpha: float, num_values: int) -> None:
+    manifest = Manifest.checked({"fragments": {"max_fragment_mb": 1e4}, "outer": {"alpha": alpha}})
+    assert fragment_codecs(manifest, {"layers.0.weight": (num_values,)})
+    with pytest.raises(BadManifest, match="more than 137 GB") as caught:
+        fragment_codecs(manifest, {"layers.0.weight": (num_values,), "layers.1.weight": (1,)})
+    assert "stages" in caught.value.hint
+    assert bits_bytes(count(limits.STATE_BYTES)) <= limits.CHUNK_BYTES
 
 
 @pytest.mark.parametrize("name", ["modulo4", "fp32", "sign1"])

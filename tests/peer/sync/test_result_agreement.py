@@ -358,16 +358,3 @@ def test_what_has_come_of_a_result_is_given_on_and_the_rest_refused(tmp_path: Pa
         assert coming.held() == b"\x04" and bytes(coming.part(2 * PIECE, 5)) == data[2 * PIECE : 2 * PIECE + 5]
         with pytest.raises(Refused, match="piece of the result is not here"):
             coming.part(0, 5)
-
-
-def test_pieces_that_a_power_loss_has_spoiled_are_fetched_again(tmp_path: Path) -> None:
-    data = b"".join(number.to_bytes(4, "big") for number in range(64_000))
-    with contextlib.closing(Pieces.open(tmp_path / "result", bytes(32), len(data))) as pieces:
-        pieces.put(range(2), data[: 2 * PIECE], 0)
-        pieces.put(range(3, 4), data[3 * PIECE :], 0)
-        coming = RunResult(RunResult.of(memoryview(data)).hashes, pieces)
-        assert not coming.spoiled()
-        pieces.put(range(1, 2), bytes(PIECE), 0)
-        assert coming.spoiled() == [1]
-        pieces.forget(coming.spoiled())
-        assert list(pieces.missing()) == [1, 2] and coming.held() == b"\x09"

@@ -266,8 +266,6 @@ def test_the_time_before_the_others_came_back_does_not_count_for_a_step_back(tmp
 
     play(Swarm(tmp_path, manifest=QUIET), story)
 
-    play(Swarm(tmp_path, manifest=QUIET), story)
-
 
 def test_the_time_of_a_partners_pause_does_not_count_for_a_step_back(tmp_path: Path) -> None:
     async def story(swarm: Swarm) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import ipaddress
 import socket
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
 from typing import Any, cast
 
 import psutil
@@ -15,6 +16,7 @@ from gossamer.protocol.errors import Unreachable
 from gossamer.protocol.identity import PeerId
 from gossamer.protocol.libp2p import dialer as module
 from gossamer.protocol.libp2p.dialer import BACK_OFF_S, IPV6_FAILURES, IPV6_S, MAX_FAILURES, Dialer, has_global_ipv6
+from gossamer.protocol.libp2p.kademlia import CALL_S
 from gossamer.protocol.libp2p.p2pd import Control
 from gossamer.protocol.memory import virtual_time
 from gossamer.protocol.nearby import seal
@@ -25,16 +27,18 @@ RELAY = f"{OTHER}/p2p/{seeded(99).peer_id}/p2p-circuit"
 
 
 class Network:
-    """A p2pd that reaches only the addresses in `there`."""
+    """A p2pd that reaches only the addresses in `there`. A new connection ends once it has been seen."""
 
     def __init__(self) -> None:
         self.dialled: list[str] = []
         self.there: set[str] = set()
         self.silent: set[str] = set()  # a dial of these alone ends only after a while
         self.ends: dict[PeerId, str] = {}
+        self._new: dict[PeerId, str] = {}
 
     async def connected(self) -> dict[PeerId, str]:
-        return self.ends
+        new, self._new = self._new, {}
+        return self.ends | new
 
     async def connect(self, partner: PeerId, addresses: Sequence[str]) -> None:
         self.dialled += addresses
@@ -42,6 +46,7 @@ class Network:
             await asyncio.sleep(60.0)
         if not self.there & set(addresses):
             raise Unreachable("nobody")
+        self._new[partner] = next(address for address in addresses if address in self.there)
 
 
 def play(test: Callable[[Network, Dialer], Coroutine[Any, Any, None]]) -> None:
@@ -107,6 +112,60 @@ def test_a_success_resets_the_failures_of_a_host() -> None:
     play(test)
 
 
+@pytest.mark.parametrize("own", [OTHER, RELAY])
+def test_hosts_that_reachable_peers_name_beside_their_own_address_are_dialled_last(own: str) -> None:
+    """Else peers that can be reached have any host dialled, as often as they wish."""
+    other = VICTIM.format(1) + own.removeprefix(OTHER)
+
+    async def test(network: Network, dialer: Dialer) -> None:
+        network.there = {own}
+        for number in range(100):
+            assert await look_for(dialer, number, other, own)
+        assert network.dialled.count(other) == MAX_FAILURES
+        network.there = {other}
+        assert await look_for(dialer, 200, own, other), "a second address is there for when the first one is not"
+        assert network.dialled[-2:] == [own, other]
+        network.there = {own, other}
+        assert await look_for(dialer, 201, own, other)
+        assert network.dialled[-2:] == [own, other] and network.dialled.count(other) == MAX_FAILURES + 2
+
+    play(test)
+
+
+def test_a_silent_host_backs_off_although_nobody_waits_for_the_end_of_a_dial() -> None:
+    async def test(network: Network, dialer: Dialer) -> None:
+        network.silent = {VICTIM.format(1)}
+        for number in range(3 * MAX_FAILURES):
+            with suppress(TimeoutError):
+                async with asyncio.timeout(CALL_S):
+                    assert not await look_for(dialer, number, VICTIM.format(1))
+        assert len(network.dialled) == MAX_FAILURES
+
+    play(test)
+
+
+def test_names_are_dialled_as_the_hosts_that_they_stand_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Names are free, and anyone may have one for any host."""
+
+    async def getaddrinfo(loop: object, host: str, port: None, **_: object) -> list[tuple[object, ...]]:
+        if host == "nowhere.example":
+            raise socket.gaierror
+        return [(0, 0, 0, "", ({"here.example": "127.0.0.1", "six.example": "2a00:1450::5"}.get(host, "8.8.8.8"), 0))]
+
+    async def test(network: Network, dialer: Dialer) -> None:
+        for number in range(100):
+            assert not await look_for(dialer, number, f"/dns4/a{number}.example/tcp/80")
+        assert network.dialled == MAX_FAILURES * ["/ip4/8.8.8.8/tcp/80"]
+        names = [f"/dns/{name}.example/tcp/22" for name in ("here", "nowhere", "six")]
+        circuits = [name + RELAY.removeprefix(OTHER) for name in names]
+        assert await dialer.dialable_addresses(seeded(1).peer_id, names + circuits) == [
+            "/ip6/2a00:1450::5/tcp/22" + rest for rest in ("", RELAY.removeprefix(OTHER))
+        ]
+
+    monkeypatch.setattr(asyncio.BaseEventLoop, "getaddrinfo", getaddrinfo)
+    play(test)
+
+
 def test_failures_through_a_relay_do_not_count_for_its_host() -> None:
     async def test(network: Network, dialer: Dialer) -> None:
         network.ends = {seeded(99).peer_id: OTHER}
@@ -122,7 +181,7 @@ def test_a_host_that_is_no_relay_backs_off_as_a_relay() -> None:
         for number in range(3 * MAX_FAILURES):
             await look_for(dialer, number, f"{VICTIM.format(1 + number)}/p2p/{seeded(99).peer_id}/p2p-circuit")
         assert len(network.dialled) == MAX_FAILURES
-        assert dialer.dialable_addresses(seeded(1).peer_id, [VICTIM.format(1)]), "records with circuits keep nobody from a host"
+        assert await dialer.dialable_addresses(seeded(1).peer_id, [VICTIM.format(1)]), "records with circuits keep nobody from a host"
 
     play(test)
 
@@ -131,7 +190,7 @@ def test_a_relay_is_dialled_where_its_address_alone_would_be() -> None:
     async def test(network: Network, dialer: Dialer) -> None:
         hosts = ("127.0.0.1", "10.0.0.1", "192.168.7.7")
         circuits = [f"/ip4/{host}/tcp/22/p2p/{seeded(99).peer_id}/p2p-circuit" for host in hosts]
-        assert dialer.dialable_addresses(seeded(1).peer_id, circuits) == circuits[2:]
+        assert await dialer.dialable_addresses(seeded(1).peer_id, circuits) == circuits[2:]
 
     play(test)
 
@@ -153,7 +212,7 @@ def test_loopback_is_dialled_only_by_a_peer_that_listens_on_loopback_alone() -> 
         assert not await look_for(dialer, 1, "/ip4/127.0.0.1/tcp/22"), "a record must not make us dial our own services"
         announcing = Dialer(cast(Control, network), lambda: ("/ip4/8.8.8.8/tcp/4001",))
         for host in ("ip4/0.0.0.0", "ip6/::", "ip6/::ffff:127.0.0.1", "ip6/::ffff:0.0.0.0"):
-            assert not announcing.dialable_addresses(seeded(1).peer_id, [f"/{host}/tcp/22"])
+            assert not await announcing.dialable_addresses(seeded(1).peer_id, [f"/{host}/tcp/22"])
         here = Dialer(cast(Control, network), lambda: ("/ip4/127.0.0.1/tcp/1",))
         assert await look_for(here, 1, "/ip4/127.0.0.1/tcp/22")
 
@@ -199,36 +258,41 @@ def test_only_the_latest_hosts_are_remembered(monkeypatch: pytest.MonkeyPatch) -
 SIX, FOUR = "/ip6/2a00:1450::5/tcp/1", "/ip4/8.8.8.8/tcp/1"
 
 
-def with_ipv6(network: Network, has_ipv6: bool = True) -> Dialer:
-    return Dialer(cast(Control, network), lambda: ("/ip4/192.168.1.9/tcp/1",), has_ipv6=lambda: has_ipv6)
+@pytest.fixture
+def has_ipv6(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "has_global_ipv6", lambda: True)
 
 
+@pytest.mark.usefixtures("has_ipv6")
 def test_a_public_ipv6_address_is_dialled_alone_first_and_all_after_a_failure() -> None:
-    async def test(network: Network, _: Dialer) -> None:
+    async def test(network: Network, dialer: Dialer) -> None:
         network.there = {SIX}
-        assert await look_for(with_ipv6(network), 1, FOUR, SIX)
+        assert await look_for(dialer, 1, FOUR, SIX)
         assert network.dialled == [SIX]
         network.there, network.dialled = {FOUR}, []
-        assert await look_for(with_ipv6(network), 1, FOUR, SIX)
+        assert await look_for(dialer, 1, FOUR, SIX)
         assert network.dialled == [SIX, FOUR, SIX]
 
     play(test)
 
 
-def test_without_ipv6_here_or_there_all_addresses_are_dialled_at_once() -> None:
-    async def test(network: Network, _: Dialer) -> None:
+def test_without_ipv6_here_or_there_all_addresses_are_dialled_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test(network: Network, dialer: Dialer) -> None:
         network.there = {FOUR}
-        assert await look_for(with_ipv6(network, has_ipv6=False), 1, FOUR, SIX)
-        assert await look_for(with_ipv6(network), 1, FOUR, RELAY)
-        assert not await look_for(with_ipv6(network), 1, SIX), "one that is all that there is, is dialled once"
+        monkeypatch.setattr(module, "has_global_ipv6", lambda: False)
+        assert await look_for(dialer, 1, FOUR, SIX)
+        monkeypatch.setattr(module, "has_global_ipv6", lambda: True)
+        assert await look_for(dialer, 1, FOUR, RELAY)
+        assert not await look_for(dialer, 1, SIX), "one that is all that there is, is dialled once"
         assert network.dialled == [FOUR, SIX, FOUR, RELAY, SIX]
 
     play(test)
 
 
+@pytest.mark.usefixtures("has_ipv6")
 def test_a_line_on_which_ipv6_is_silent_loses_little_time() -> None:
-    async def test(network: Network, _: Dialer) -> None:
-        loop, dialer = asyncio.get_running_loop(), with_ipv6(network)
+    async def test(network: Network, dialer: Dialer) -> None:
+        loop = asyncio.get_running_loop()
         network.there, network.silent = {FOUR}, {SIX}
         began_s = loop.time()
         for number in range(20):

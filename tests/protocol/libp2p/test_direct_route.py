@@ -11,7 +11,7 @@ import pytest
 from gossamer.protocol.identity import PeerId
 from gossamer.protocol.libp2p import dialer as module
 from gossamer.protocol.libp2p.dial_back import Reached
-from gossamer.protocol.libp2p.dialer import AGAIN_S, OBSERVERS, Dialer, DirectRoute
+from gossamer.protocol.libp2p.dialer import AGAIN_S, MAX_FAILURES, OBSERVERS, Dialer, DirectRoute
 from gossamer.protocol.libp2p.p2pd import Control
 from gossamer.protocol.memory import virtual_time
 from tests.protocol.peers import seeded
@@ -67,6 +67,19 @@ def test_a_partner_with_a_responding_direct_address_is_dialled_there(world: Worl
         assert not await world.way.prepare(PARTNER, [RELAYED, OPEN]), "the next attempt is not due yet"
         await asyncio.sleep(2 * AGAIN_S[0])
         assert await world.way.prepare(PARTNER, [RELAYED, OPEN]) and PARTNER not in world.ends
+
+    run(test)
+
+
+def test_a_host_at_which_nobody_answers_backs_off(world: World) -> None:
+    async def test() -> None:
+        partners = [seeded(number).peer_id for number in range(10, 10 + 2 * MAX_FAILURES)]
+        world.ends = dict.fromkeys(partners, RELAYED)
+        for pause_s in (AGAIN_S[0], 0.0):
+            for partner in partners:
+                assert not await world.way.prepare(partner, [OPEN])
+            await asyncio.sleep(pause_s)
+        assert world.tried == MAX_FAILURES * [OPEN]
 
     run(test)
 

@@ -30,7 +30,7 @@ from gossamer.protocol.libp2p.grpc_stream import (
     start_server,
 )
 from gossamer.protocol.streams.transport import Purpose
-from tests.protocol.peers import chunk, number_of, seeded
+from tests.protocol.peers import chunk, seeded
 
 PARTNER = seeded(1).peer_id
 
@@ -58,24 +58,6 @@ def play(test: Callable[[Path], Coroutine[Any, Any, None]]) -> None:
 
     asyncio.run(main())
     gc.collect()  # gRPC's thread ends with its last object
-
-
-def test_messages_pass_unchanged() -> None:
-    async def test(path: Path) -> None:
-        channel = open_channel(path)
-        call = start_call(channel, Purpose.MEET)
-        await accepted(call)
-        stream = GrpcStream(PARTNER, call.write, lambda _: None)
-        pump = asyncio.create_task(stream.pump(call.read))
-        for number in range(10):
-            await stream.send(chunk(number, limits.CHUNK_BYTES))
-            assert await number_of(stream) == number
-        stream.close()
-        await call.done_writing()
-        await pump
-        await channel.close()
-
-    play(test)
 
 
 def test_a_refused_call_is_unreachable() -> None:

@@ -50,12 +50,11 @@ class World:
         stack: AsyncExitStack,
         handler: StreamHandler = echo,
         caps: StreamCaps | None = None,
-        is_banned: Callable[[PeerId], bool] = lambda partner: False,
     ) -> None:
         self.stack = stack
         self.folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         self.carried = CarriedBytes()
-        self.inbound = Inbound(self.folder / "in.sock", handler, Admission(caps, is_banned), self.carried)
+        self.inbound = Inbound(self.folder / "in.sock", handler, Admission(caps), self.carried)
         self.num_callers = 0
 
     async def open(self, is_there: bool = True) -> None:
@@ -105,11 +104,10 @@ def play(
     test: Callable[[World], Coroutine[Any, Any, None]],
     handler: StreamHandler = echo,
     caps: StreamCaps | None = None,
-    is_banned: Callable[[PeerId], bool] = lambda partner: False,
 ) -> None:
     async def main() -> None:
         async with AsyncExitStack() as stack:
-            world = World(stack, handler, caps, is_banned)
+            world = World(stack, handler, caps)
             await world.open()
             await test(world)
         await asyncio.sleep(0.01)
@@ -165,24 +163,6 @@ def test_a_connection_serves_consecutive_calls_of_its_peer() -> None:
     play(test, note, StreamCaps(per_purpose=1, per_partner=1, silent=1, total=2))
 
 
-def test_a_banned_peer_cannot_start_another_call_on_its_connection() -> None:
-    banned: set[PeerId] = set()
-
-    async def test(world: World) -> None:
-        start = await world.calls_from(PARTNER)
-        call = start()
-        assert await talks(call)
-        await call.done_writing()
-        assert await call.code() is grpc.StatusCode.OK
-        banned.add(PARTNER)
-        with pytest.raises(Unreachable):
-            await accepted(start())
-        banned.clear()
-        assert await talks(start())
-
-    play(test, is_banned=banned.__contains__)
-
-
 def test_a_local_program_that_dials_the_server_is_rejected() -> None:
     async def test(world: World) -> None:
         async with grpc.aio.insecure_channel(f"unix:{world.folder / 'grpc.sock'}") as channel:
@@ -224,27 +204,6 @@ def test_the_name_of_a_socket_must_match_exactly() -> None:
     play(test)
 
 
-def test_a_call_beyond_the_limit_is_rejected_with_a_reason() -> None:
-    async def test(world: World) -> None:
-        assert await talks(await world.call_from(PARTNER))
-        late = await world.call_from(PARTNER)
-        with pytest.raises(Unreachable, match="too many open streams"):
-            await accepted(late)
-        assert await talks(await world.call_from(OTHER))
-
-    play(test, caps=StreamCaps(per_purpose=1))
-
-
-def test_a_connection_beyond_the_limit_is_dropped() -> None:
-    async def test(world: World) -> None:
-        await world.stream_from(PARTNER)
-        reader, _ = await world.stream_from(PARTNER)
-        assert await reader.read() == b""
-        assert await talks(await world.call_from(OTHER))
-
-    play(test, caps=StreamCaps(silent=1))
-
-
 def test_a_connection_without_a_call_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gossamer.protocol.streams.admission.FIRST_FRAME_S", 0.1)
 
@@ -254,21 +213,6 @@ def test_a_connection_without_a_call_is_dropped(monkeypatch: pytest.MonkeyPatch)
         assert await reader.read() == b""
 
     play(test)
-
-
-def test_a_connection_whose_call_has_ended_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gossamer.protocol.streams.admission.LINGER_S", 0.1)
-
-    async def test(world: World) -> None:
-        call = await world.call_from(PARTNER)
-        assert await talks(call)
-        await call.done_writing()
-        assert await call.code() is grpc.StatusCode.OK
-        async with asyncio.timeout(20):
-            while not await talks(await world.call_from(PARTNER)):  # noqa: ASYNC110 (the first connection has not gone yet)
-                await asyncio.sleep(0.05)
-
-    play(test, caps=StreamCaps(per_partner=1))
 
 
 def test_a_stream_without_a_header_or_with_another_type_of_key_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -159,30 +159,6 @@ def test_new_strangers_are_closed_before_partners_that_were_met() -> None:
     assert len(order) == len(ids) - NEWCOMERS, "some new strangers neither count nor are closed"
 
 
-def test_strangers_do_not_displace_a_partner_that_was_met(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(libp2p, "PULSE_S", 1.0)  # longer than a stranger needs to call
-
-    async def main() -> None:
-        with home() as folder:
-            async with AsyncExitStack() as stack:
-                host = new_node(folder / "host")
-                host.settings = replace(host.settings, max_connections=1)
-                host.has_met = lambda partner: partner == met.peer_id
-                await stack.enter_async_context(host)
-                met = await stack.enter_async_context(new_node(folder / "met", lambda: host.addresses))
-                await talks_to(met, host)
-                for number in range(2):
-                    stranger = await stack.enter_async_context(new_node(folder / f"stranger{number}"))
-                    await talks_to(stranger, host)
-                    async with asyncio.timeout(20):
-                        while stranger.peer_id in await host.connected():  # noqa: ASYNC110
-                            await asyncio.sleep(0.05)
-                    assert met.peer_id in await host.connected()
-
-    asyncio.run(main())
-    gc.collect()
-
-
 def test_calls_that_strangers_hold_open_count_as_idle_and_cost_no_partner_its_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(admission, "LEAST_RATE_S", 600.0)  # until all have called, however slow this machine is
 

@@ -95,6 +95,29 @@ def test_a_silent_partner_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     gc.collect()
 
 
+def test_a_call_whose_end_is_cancelled_again_and_again_leaves_no_connection() -> None:
+    """The partner would keep it for more than a minute, and so would this side."""
+
+    async def never(purpose: Purpose, stream: Stream) -> None:
+        await asyncio.Event().wait()
+
+    async def main() -> None:
+        with tempfile.TemporaryDirectory() as home:
+            async with called(Path(home), never, (CarriedBytes(), CarriedBytes())) as connect:
+                stream = await connect(Purpose.MEET)
+                await stream.send(chunk(1))
+                stream.close()
+                await asyncio.sleep(0)
+                (ending,) = [task for task in asyncio.all_tasks() if task.get_name() == "outbound close"]
+                while not ending.done():
+                    ending.cancel()
+                    await asyncio.sleep(0)
+                await eventually(lambda: "outbound connection" not in {task.get_name() for task in asyncio.all_tasks()}, "end of it", 5.0)
+
+    asyncio.run(main())
+    gc.collect()
+
+
 class CountingControl(Control):
     """Counts the libp2p streams that are opened, and closes the connection of the first `num_to_end`."""
 

@@ -170,6 +170,21 @@ def test_one_partner_does_not_choose_the_announced_address(world: World, claim: 
     run(test)
 
 
+def test_a_second_network_does_not_change_what_the_first_one_observes(world: World) -> None:
+    async def test() -> None:
+        known = Reachability()
+        world.set_answer(0, Reached.YES, end="/ip4/5.1.0.1/tcp/1")
+        await within(20, known.until_role_changes(world, 4001))
+        world.set_answer(1, Reached.YES, end="/ip4/5.2.0.1/tcp/1", seen_at="/ip4/9.9.9.9/tcp/4001")
+        await within(1000, known.until_role_changes(world, 4001))
+        assert known.public_host == "5.5.0.9" and known.open_at == SEEN
+        world.set_answer(2, Reached.YES, end="/ip4/5.3.0.1/tcp/1", seen_at="/ip4/9.9.9.9/tcp/4001")
+        await within(1000, known.until_role_changes(world, 4001))
+        assert known.public_host == "9.9.9.9", "two of three are more"
+
+    run(test)
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_the_identities_of_one_network_are_one_relay_whatever_addresses_they_name(seed: int, world: World) -> None:
     async def test() -> None:

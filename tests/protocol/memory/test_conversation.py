@@ -140,15 +140,3 @@ def test_a_crash_ends_the_peers_side_at_once_and_the_partners_side_later() -> No
         assert asyncio.get_running_loop().time() == 1.0
 
     run(main())
-
-
-def test_bytes_are_those_of_the_frames() -> None:
-    async def main() -> None:
-        a, b = conversation().streams
-        await a.send(chunk(1, 1000))
-        await b.receive()
-        assert a.bytes_sent == b.bytes_received > 1000
-        assert b.bytes_sent == a.bytes_received == 0
-        assert a.partner == PEERS[1]
-
-    run(main())

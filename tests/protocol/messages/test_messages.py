@@ -8,7 +8,6 @@ import pytest
 from gossamer.protocol import limits
 from gossamer.protocol.errors import BadContents, BadMessage, BadSignature, PeerMisbehaved, RefusalCode, Refused
 from gossamer.protocol.messages.messages import (
-    Chunk,
     Commitment,
     Contents,
     ContentsKind,
@@ -17,7 +16,6 @@ from gossamer.protocol.messages.messages import (
     HopAnswer,
     Lane,
     Message,
-    Part,
     Refusal,
     RunPhase,
     refusal_of,
@@ -95,11 +93,6 @@ def test_messages_are_immutable_and_comparable(message: Message) -> None:
         setattr(message, fields(message)[0].name, None)
 
 
-def test_chunks_of_the_smallest_and_largest_size_are_valid() -> None:
-    assert len(Chunk(Part.SKETCH, 0, b"x").data) == 1
-    assert len(Chunk(Part.SKETCH, 0, bytes(limits.CHUNK_BYTES)).data) == limits.CHUNK_BYTES
-
-
 HELLO_CHANGES: dict[str, Any] = {
     "protocol_version": 2,
     "run_id": OTHER_RUN_ID,
@@ -118,14 +111,39 @@ HELLO_CHANGES: dict[str, Any] = {
     "records": (),
     "stage": 1,
 }
+REQUEST_CHANGES: dict[str, Any] = {
+    "protocol_version": 2,
+    "run_id": OTHER_RUN_ID,
+    "sender": BOB.peer_id,
+    "receiver": ALICE.peer_id,
+    "nonce": b"o" * 16,
+    "kind": ContentsKind.MANIFEST,
+    "offset": 0,
+    "num_bytes": 5,
+    "fragment": 1,
+    "credential": None,
+    "records": (),
+    "stage": 1,
+}
+LANE_CHANGES: dict[str, Any] = {
+    **{name: HELLO_CHANGES[name] for name in ("run_id", "sender", "receiver", "nonce", "partner_nonce", "global_step", "phase")},
+    "protocol_version": 5,
+    "stage": 2,
+    "window": 3,
+    "credential": None,
+    "records": (),
+}
 
 
-def test_a_hello_signature_covers_every_field() -> None:
-    assert set(HELLO_CHANGES) == {field.name for field in fields(Hello)} - {"signature"}
-    HELLO.verify(ALICE.peer_id)
-    for field, value in HELLO_CHANGES.items():
+@pytest.mark.parametrize(
+    ("message", "changes"), [(HELLO, HELLO_CHANGES), (FETCH, REQUEST_CHANGES), (LANE, LANE_CHANGES)], ids=["hello", "request", "lane"]
+)
+def test_a_signature_covers_every_field(message: Hello | FetchRequest | Lane, changes: dict[str, Any]) -> None:
+    assert set(changes) == {field.name for field in fields(message)} - {"signature"}
+    message.verify(ALICE.peer_id)
+    for field, value in changes.items():
         with pytest.raises(BadSignature):
-            replace(HELLO, **{field: value}).verify(ALICE.peer_id)
+            replace(message, **{field: value}).verify(ALICE.peer_id)
 
 
 @pytest.mark.parametrize(
@@ -150,12 +168,6 @@ def test_a_hello_signature_covers_the_borders_of_records() -> None:
     hello = replace(UNSIGNED_HELLO, records=(record,)).signed(ALICE)
     with pytest.raises(BadSignature):
         replace(hello, records=(record[:100], record[100:])).verify(ALICE.peer_id)
-
-
-def test_swapping_values_of_two_fields_breaks_the_signature() -> None:
-    swapped = replace(HELLO, sketch_bytes=HELLO.payload_bytes, payload_bytes=HELLO.sketch_bytes)
-    with pytest.raises(BadSignature):
-        swapped.verify(ALICE.peer_id)
 
 
 def test_a_signature_by_another_key_is_invalid() -> None:
@@ -188,34 +200,10 @@ def test_each_error_maps_to_its_refusal() -> None:
         assert refusal_of(broken("why\n" + "x" * 300)) == Refusal(RefusalCode.BAD_MESSAGE, "why " + "x" * 196)
 
 
-REQUEST_CHANGES: dict[str, Any] = {
-    "protocol_version": 2,
-    "run_id": OTHER_RUN_ID,
-    "sender": BOB.peer_id,
-    "receiver": ALICE.peer_id,
-    "nonce": b"o" * 16,
-    "kind": ContentsKind.MANIFEST,
-    "offset": 0,
-    "num_bytes": 5,
-    "fragment": 1,
-    "credential": None,
-    "records": (),
-    "stage": 1,
-}
-
-
 def contents() -> Contents:
     header = MESSAGES["contents"]
     assert isinstance(header, Contents)
     return header
-
-
-def test_a_request_signature_covers_every_field() -> None:
-    assert set(REQUEST_CHANGES) == {field.name for field in fields(FetchRequest)} - {"signature"}
-    FETCH.verify(ALICE.peer_id)
-    for field, value in REQUEST_CHANGES.items():
-        with pytest.raises(BadSignature):
-            replace(FETCH, **{field: value}).verify(ALICE.peer_id)
 
 
 @pytest.mark.parametrize(
@@ -223,8 +211,9 @@ def test_a_request_signature_covers_every_field() -> None:
 )
 def test_a_header_signature_covers_every_field(change: dict[str, Any]) -> None:
     contents().verify(BOB.peer_id, *FETCH.asked)
-    with pytest.raises(BadSignature):
-        replace(contents(), **change).verify(BOB.peer_id, *FETCH.asked)
+    for header, signer in ((replace(contents(), **change), BOB), (contents(), ALICE)):
+        with pytest.raises(BadSignature):
+            header.verify(signer.peer_id, *FETCH.asked)
 
 
 @pytest.mark.parametrize(
@@ -233,29 +222,6 @@ def test_a_header_signature_covers_every_field(change: dict[str, Any]) -> None:
 def test_a_reply_cannot_be_replayed_to_another_request(change: dict[str, Any]) -> None:
     with pytest.raises(BadSignature):
         contents().verify(BOB.peer_id, *replace(FETCH, **change).asked)
-
-
-def test_a_reply_signed_by_another_key_is_invalid() -> None:
-    with pytest.raises(BadSignature):
-        contents().verify(ALICE.peer_id, *FETCH.asked)
-
-
-LANE_CHANGES: dict[str, Any] = {
-    **{name: HELLO_CHANGES[name] for name in ("run_id", "sender", "receiver", "nonce", "partner_nonce", "global_step", "phase")},
-    "protocol_version": 5,
-    "stage": 2,
-    "window": 3,
-    "credential": None,
-    "records": (),
-}
-
-
-def test_a_lane_signature_covers_every_field() -> None:
-    assert set(LANE_CHANGES) == {field.name for field in fields(Lane)} - {"signature"}
-    LANE.verify(ALICE.peer_id)
-    for field, value in LANE_CHANGES.items():
-        with pytest.raises(BadSignature):
-            replace(LANE, **{field: value}).verify(ALICE.peer_id)
 
 
 @pytest.mark.parametrize("loss", [float("nan"), float("inf"), -1.0, 1000.5, 1.7e308])

@@ -10,6 +10,7 @@ from gossamer.protocol.errors import PeerGone
 from gossamer.protocol.identity import PeerId
 from gossamer.protocol.limits import ANSWER_BYTES, CHUNK_BYTES
 from gossamer.protocol.messages.messages import Chunk, ChunkBeside, Part
+from gossamer.protocol.streams import transport
 from gossamer.protocol.streams.transport import BESIDE_BYTES, Purpose, Stream
 from tests.protocol.peers import chunk, echo, expect_over, nobody, number_of
 from tests.protocol.worlds import Play, World
@@ -202,6 +203,28 @@ def test_a_chunk_beside_a_stream_that_has_no_bulk_stream_ends_it(play: Play) -> 
         await stream.send(ChunkBeside(Part.GRADIENT, 0, CHUNK))
         with pytest.raises(PeerGone):
             await stream.receive()
+        stream.close()
+
+    play(scenario)
+
+
+def test_a_chunk_beside_a_stream_whose_bytes_do_not_come_ends_it(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a stranger holds a place among the inbound streams for ever."""
+    monkeypatch.setattr(transport, "BULK_S", 0.2)
+    ended: asyncio.Queue[str] = asyncio.Queue()
+
+    async def wait(purpose: Purpose, stream: Stream) -> None:
+        with pytest.raises(PeerGone, match="silent"):
+            await stream.receive()
+        ended.put_nowait("ended")
+
+    async def scenario(world: World) -> None:
+        a, b = await world.peer(nobody), await world.peer(wait)
+        stream = await a.transport.connect(b.peer_id, b.addresses, Purpose.MEET)
+        await stream.open_bulk()
+        await stream.send(ChunkBeside(Part.GRADIENT, 0, CHUNK))
+        async with asyncio.timeout(10):
+            await ended.get()
         stream.close()
 
     play(scenario)
