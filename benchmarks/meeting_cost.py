@@ -50,7 +50,7 @@ class Used:
     @classmethod
     def of(cls, peer: BenchedPeer) -> Used:
         """Return the current readings of a peer."""
-        node, trainer = psutil.Process(peer.supervisor.pid(NODE)), peer.supervisor.pid(TRAINER)
+        node, trainer = psutil.Process(peer.supervisor.children.pid(NODE)), peer.supervisor.children.pid(TRAINER)
         daemons = [child for child in node.children() if child.name() == "p2pd"]
         threads = threads_s(trainer)
         seconds = {

@@ -30,7 +30,8 @@ from gossamer.peer.machine.home import Home
 from gossamer.peer.machine.runtime_folder import runtime_folder
 from gossamer.peer.machine.status import Status
 from gossamer.peer.machine.units import UNLIMITED
-from gossamer.peer.supervisor.supervisor import PROGRAMS, Supervisor
+from gossamer.peer.supervisor.children import PROGRAMS
+from gossamer.peer.supervisor.supervisor import Supervisor
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.run.invite import Invite
 from gossamer.protocol.run.manifest import Manifest, SignedManifest
@@ -92,7 +93,7 @@ class BenchedPeer:
 
     async def window(self, seconds: float) -> Window:
         """Measure from one report to another."""
-        trainer = psutil.Process(self.supervisor.pid(TRAINER))
+        trainer = psutil.Process(self.supervisor.children.pid(TRAINER))
         (start_s, start), start_cpu_s = self.seen[-1], sum(trainer.cpu_times()[:2])
         await asyncio.sleep(seconds)
         (end_s, end), end_cpu_s = self.seen[-1], sum(trainer.cpu_times()[:2])
@@ -102,8 +103,8 @@ class BenchedPeer:
         """Wait for a live node, and until it is idle."""
         pid, since_s, until_s = 0, time.monotonic(), time.monotonic() + READY_S
         while not pid or time.monotonic() - since_s < CALM_S:
-            if self.supervisor.pid(NODE) != pid or not psutil.pid_exists(pid):
-                pid, since_s = self.supervisor.pid(NODE), time.monotonic()
+            if self.supervisor.children.pid(NODE) != pid or not psutil.pid_exists(pid):
+                pid, since_s = self.supervisor.children.pid(NODE), time.monotonic()
             if time.monotonic() > until_s:
                 raise TimeoutError(f"no node in {READY_S:.0f} s; see {self.home.log}")
             await asyncio.sleep(0.1)
@@ -112,7 +113,7 @@ class BenchedPeer:
         """Kill processes of the peer without warning."""
         for name in names:
             with contextlib.suppress(psutil.NoSuchProcess, KeyError):
-                psutil.Process(self.supervisor.pid(name)).kill()
+                psutil.Process(self.supervisor.children.pid(name)).kill()
 
 
 @contextlib.asynccontextmanager

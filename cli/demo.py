@@ -25,7 +25,7 @@ from gossamer.cli.options import Data, Json
 from gossamer.cli.screen import Screen, screen
 from gossamer.peer.machine.extras import need_extra
 from gossamer.peer.machine.home import Home
-from gossamer.peer.supervisor.supervisor import ChildFailed
+from gossamer.peer.supervisor.children import ChildFailed
 from gossamer.protocol.errors import ExitCode
 from gossamer.protocol.run.manifest import Manifest
 

@@ -153,6 +153,11 @@ def age_text(seconds: float) -> str:
     return f"{hours} h {whole % 3600 // 60} min" if hours < 48 else f"{days} d {hours % 24} h"
 
 
+def ago_text(seconds: float) -> str:
+    """Return a duration in its largest unit, for a narrow column."""
+    return " ".join(age_text(seconds).split()[:2])
+
+
 def duration_text(seconds: float) -> str:
     """Return a duration in one unit, with one decimal place."""
     for unit, size in (("d", 86_400.0), ("h", 3600.0), ("min", 60.0)):

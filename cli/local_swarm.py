@@ -20,7 +20,7 @@ from gossamer.cli.parent_exit import exits_with_this_process
 from gossamer.peer.machine.control_socket import ask
 from gossamer.peer.machine.home import Home, private
 from gossamer.peer.machine.process_group import kill_group
-from gossamer.peer.supervisor.supervisor import ChildFailed
+from gossamer.peer.supervisor.children import ChildFailed
 from gossamer.protocol.errors import BadSettings, ExitCode
 
 STOP_S = 15.0  # a peer ends within 10 s of SIGTERM

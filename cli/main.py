@@ -12,6 +12,7 @@ import io
 import itertools
 import os
 import re
+import signal
 import sys
 import traceback
 from collections.abc import Iterable, Sequence
@@ -34,7 +35,12 @@ GROUPS = {  # of verbs, in the order of `--help`
 }
 VERBS = tuple(itertools.chain(*GROUPS.values()))
 TAKE_INVITES = ("join", "bootstrap", "service", "doctor")  # from the environment too
-OF_THE_MACHINE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES)  # errors that its owner can correct
+OF_THE_MACHINE = {  # errors that its owner can correct
+    **dict.fromkeys(
+        (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES), "free some space, or name a place that you may write to"
+    ),
+    errno.EISDIR: "move this folder away: a file belongs there",
+}
 _PASTED = re.compile(r"[^A-Za-z0-9]")  # what mail programs, chats and shells add to an invite
 _INVITE = re.compile(r"(gossamer)?gossamer1[a-z2-7]{100,}")  # long enough to be no other word; a link has the scheme before it
 FUNCTIONS = {  # file and function of a verb; any other verb is the function of its name in the file of its name
@@ -96,10 +102,17 @@ def peer(
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run one command line and return its exit code."""
+    """Run one command line and return its exit code. Raises BrokenPipeError where the reader of its output has ended."""
     asked = [verb for verb in arguments[:1] if verb in VERBS]
     try:
         returned = command_line(asked or VERBS)(args=list(arguments), prog_name="peer", standalone_mode=False)
+        print(end="", flush=True)  # an output that takes no more is the command's error
+    except BrokenPipeError:
+        raise
+    except SystemExit as end:
+        if isinstance(end.__context__, BrokenPipeError):  # typer makes code 1 of it
+            raise end.__context__ from None
+        raise
     except (Exception, KeyboardInterrupt) as failure:
         return int(report_failure(failure))
     return returned if isinstance(returned, int) else int(ExitCode.DONE)
@@ -119,7 +132,7 @@ def report_failure(failure: BaseException) -> ExitCode:
             _report("interrupted")
             return ExitCode.INTERRUPTED
         case OSError() if failure.errno in OF_THE_MACHINE:
-            _report(": ".join(filter(None, (failure.filename, failure.strerror))), "free some space, or name a place that you may write to")
+            _report(": ".join(filter(None, (failure.filename, failure.strerror))), OF_THE_MACHINE[failure.errno])
             return ExitCode.BAD_INPUT
         case _:
             traceback.print_exception(failure, file=sys.stderr)
@@ -168,7 +181,12 @@ def main() -> int:
         sys.stdout.reconfigure(errors="backslashreplace")  # as stderr: names of runs and files may have any letters
     hide_invite()
     follow_parent()
-    return run(sys.argv[1:])
+    try:
+        return run(sys.argv[1:])
+    except BrokenPipeError:  # who reads our output has read enough, as `head` does: end by the signal that ends other programs then
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+        signal.raise_signal(signal.SIGPIPE)
+        raise
 
 
 if __name__ == "__main__":

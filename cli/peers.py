@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from gossamer.cli.figures import StatusObject, age_text, holders_text, lanes_text, table_text
+from gossamer.cli.figures import StatusObject, ago_text, fitted, holders_text, lanes_text, table_text
 from gossamer.cli.options import DEFAULT_HOME, HomeFolder, Json
 from gossamer.peer.machine.control_socket import ask
 from gossamer.peer.machine.home import Home, write_whole
@@ -21,7 +21,7 @@ from gossamer.peer.swarm.partner_records import PartnerRecords
 from gossamer.protocol.errors import BadSettings
 from gossamer.protocol.identity import PeerId, short_id
 
-COLUMNS = ("peer", "route", "round trip", "meetings", "refused", "failed", "up", "down", "last meeting")
+COLUMNS = ("peer", "route", "RTT", "meetings", "refused", "failed", "up", "down", "last met")
 
 Forgive = Annotated[
     str,
@@ -51,7 +51,7 @@ def peers(home: HomeFolder = DEFAULT_HOME, forgive: Forgive = "", as_json: Json 
         keys = ("lanes", "stage_holders", "stage_unheard")
         print(json.dumps({"peers": rows} | {key: status[key] for key in keys}))
     else:
-        print("\n".join([described(rows, now_s), *lanes_described(status)]))
+        print(fitted("\n".join([described(rows, now_s), *lanes_described(status)]), 8))
 
 
 def named(text: str, partners: Sequence[PeerId]) -> PeerId:
@@ -136,5 +136,5 @@ def partner_cells(row: Mapping[str, Any], now_s: float) -> tuple[str, ...]:
         str(row["failed"]),
         bytes_text(row["sent"]),
         bytes_text(row["received"]),
-        f"{age_text(now_s - row['seen'])} ago" if has_met else "-",
+        f"{ago_text(now_s - row['seen'])} ago" if has_met else "-",
     )

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from gossamer.cli.figures import age_text, fitted, holders_text, loss_text, number_text, share_text, table_text
+from gossamer.cli.figures import age_text, ago_text, fitted, holders_text, loss_text, number_text, share_text, table_text
 from gossamer.cli.options import DEFAULT_HOME, HomeFolder, Json
 from gossamer.peer.machine.control_socket import NobodyRuns, ask
 from gossamer.peer.machine.held_manifest import need_manifest
@@ -22,13 +22,13 @@ from gossamer.protocol.identity import short_id
 from gossamer.protocol.run.manifest import AnyManifest, Manifest
 
 ANSWER_S = 3.0
-MEMBER_COLUMNS: Final = ("member", "state", "share", "step", "own steps", "loss", "carried", "joined", "heard")
+MEMBER_COLUMNS: Final = ("member", "state", "share", "step", "own", "loss", "carried", "joined", "heard")
 STAGE_COLUMN: Final = 2  # place of the column that staged runs have beside these
 CHANGES = 8  # shown in the terminal
 CURVE_ROWS = 8
 CLAIMS: Final = (
     "Members sign and publish these figures themselves. A share counts a claim only as far as the run's steps allow, and a claim "
-    "that is far from all others is not shown."
+    "that is far from all others is not shown. own: steps that the member has made itself; *: the member that shows this."
 )
 INSTALL: Final = "python3 -m venv .venv && .venv/bin/pip install '.[all]'"  # many systems let pip install nowhere else
 _FIGURES: Final = (
@@ -185,15 +185,15 @@ def member_cells(row: Mapping[str, Any], now_s: float, stage_holders: Sequence[i
     carried = row["carried_mb"]
     stage = (str(row["stage"] or "-"),) if stage_holders else ()
     cells = (
-        f"{row['peer']} (this)" if row["is_own"] else row["peer"],
+        f"{row['peer']}*" if row["is_own"] else row["peer"],
         row["state"],
         f"{100 * row['share']:.1f} %",
         "-" if row["step"] is None else number_text(row["step"]),
         "-" if row["own_steps"] is None else number_text(row["own_steps"]),
         loss_text(row["loss"]),
         "-" if carried is None else bytes_text(1e6 * carried) if carried else "< 1 MB",
-        "-" if row["joined"] is None else f"{age_text(now_s - row['joined'])} ago",
-        f"{age_text(now_s - row['heard'])} ago",
+        "-" if row["joined"] is None else ago_text(now_s - row["joined"]),
+        ago_text(now_s - row["heard"]),
     )
     return (*cells[:STAGE_COLUMN], *stage, *cells[STAGE_COLUMN:])
 

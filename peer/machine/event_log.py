@@ -1,14 +1,25 @@
-"""The file of a peer's events, which the supervisor alone writes."""
+"""The file of a peer's events, which the supervisor alone writes.
+
+Counts that grow come every second or two and would fill it: in a day a StepDone takes 34 MB. So from the second minute of a start on the
+file has fewer of them, at last one each COUNTS_S, and always the newest one before any event but a meeting.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import math
 import os
+import statistics
+from dataclasses import replace
+from operator import attrgetter
 from pathlib import Path
 
-from gossamer.peer.machine.events import Event, EventsLost, older, to_line
+from gossamer.peer.machine.events import Event, EventsLost, HopsCarried, MeetingDone, NodeSpent, SoloStep, StepDone, older, to_line
+from gossamer.peer.machine.status import has_stepped
 
-MAX_LOG_BYTES = 64 << 20  # two days of a peer that trains; one older file of this size is kept beside it
+MAX_LOG_BYTES = 64 << 20  # weeks of a peer that trains; one older file of this size is kept beside it
+COUNTS = (StepDone, NodeSpent, HopsCarried)  # each holds all that the one before held
+COUNTS_S, COUNTS_SHARE = 30.0, 100  # the longest time between two counts in the file, and its part of the time since the start
 
 
 class EventLog:
@@ -19,9 +30,41 @@ class EventLog:
         self._max_bytes = max_bytes
         self._num_lost = 0
         self._lost_reason = ""
+        self._began_s: float | None = None  # time of the first event
+        self._counted_s = -math.inf  # when counts were last written
+        self._counts: dict[str, Event] = {}  # the newest, of those that are not written yet, by kind
+        self._losses: list[float] = []  # of the steps since the last StepDone in the file
 
     def append(self, event: Event) -> None:
-        """Write an event. Raises nothing on a disk error: lost events are counted and reported later by an EventsLost."""
+        """Write an event; of counts, only those that are due, and the newest ones before any other event but a meeting.
+
+        Raises nothing on a disk error: lost events are counted and reported later by an EventsLost.
+        """
+        self._began_s = event.ts if self._began_s is None else self._began_s
+        if isinstance(event, COUNTS):
+            self._counts[event.event] = self._joined(event) if isinstance(event, StepDone) else event
+            if event.ts - self._counted_s >= min(COUNTS_S, (event.ts - self._began_s) // COUNTS_SHARE):
+                self._write_counts()
+            return
+        if not isinstance(event, MeetingDone | SoloStep):
+            self._write_counts()
+        self._write_safely(event)
+
+    def _joined(self, step: StepDone) -> StepDone:
+        """Return a report on all steps since the last StepDone in the file: their mean loss, and the last learning rate."""
+        self._losses += [] if math.isnan(step.loss) else [step.loss]
+        before = self._counts.get(step.event)
+        rate = before.learning_rate if isinstance(before, StepDone) and not has_stepped(step) else step.learning_rate
+        return replace(step, loss=statistics.fmean(self._losses) if self._losses else math.nan, learning_rate=rate)
+
+    def _write_counts(self) -> None:
+        for count in sorted(self._counts.values(), key=attrgetter("ts")):
+            self._write_safely(count)
+            self._counted_s = count.ts
+        self._counts.clear()
+        self._losses.clear()
+
+    def _write_safely(self, event: Event) -> None:
         try:
             if self._num_lost:
                 self._write(to_line(EventsLost(self._num_lost, self._lost_reason)))

@@ -13,7 +13,9 @@ import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Any, Self
+from typing import Any
+
+from pydantic import TypeAdapter
 
 from gossamer.peer.machine.events import CurveTold, MemberSeen, MembersSeen
 from gossamer.peer.machine.home import Home
@@ -286,46 +288,26 @@ class RunView:
         }
 
     def to_record(self) -> dict[str, Any]:
-        """Return everything, JSON-able, for `from_record`."""
-        return {
-            "run_id": self.run_id,
-            "since": self.since,
-            "total_steps": self.total_steps,
-            "step_tokens": self.step_tokens,
-            "stages": self.stages,
-            "spacing_s": self.spacing_s,
-            "members": [asdict(member) for member in self.members.values()],
-            "changes": [asdict(change) for change in self.changes],
-            "points": [asdict(point) for point in self.points],
-            "older": [asdict(point) for point in self.older],
-        }
+        """Return everything but the answers of others, JSON-able, for `from_record`."""
+        record: dict[str, Any] = _RECORD.dump_python(self, exclude={"told", "_taken_s"})
+        return record | {"members": [*record["members"].values()]}
 
     @classmethod
-    def from_record(cls, record: Mapping[str, Any]) -> Self:
+    def from_record(cls, record: Mapping[str, Any]) -> RunView:
         """Read what `to_record` returned. Raises KeyError, TypeError or ValueError for anything else."""
-        members = (MemberView(**{**one, "seen": MemberSeen(**{**one["seen"], "is_own": False})}) for one in record["members"])
-        return cls(
-            run_id=str(record["run_id"]),
-            since=float(record["since"]),
-            total_steps=int(record["total_steps"]),
-            step_tokens=int(record["step_tokens"]),
-            stages=int(record.get("stages", 1)),  # a file of before stages has none
-            spacing_s=float(record["spacing_s"]),
-            members={member.seen.peer_id: member for member in members},
-            changes=[Change(**one) for one in record["changes"]],
-            points=[RunPoint(**one) for one in record["points"]],
-            older=[RunPoint(**one) for one in record.get("older", [])],
-        )
+        members = {one["seen"]["peer_id"]: one | {"seen": one["seen"] | {"is_own": False}} for one in record["members"]}
+        return _RECORD.validate_python({**record, "members": members})
+
+
+_RECORD = TypeAdapter(RunView)
 
 
 def kept_view(home: Home) -> RunView:
     """Return what a home holds of its run; an empty view if that is nothing readable."""
     try:
-        view = RunView.from_record(json.loads(home.run.read_text()))
-        view.to_json(0.0)  # of the right keys, but of wrong values
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return RunView.from_record(json.loads(home.run.read_text()))
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return RunView()
-    return view
 
 
 def merged_views(views: Sequence[RunView]) -> RunView | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 
 from gossamer.peer.machine.events import ClockSet
 
@@ -16,12 +15,13 @@ class ClockWatch:
     def __init__(self) -> None:
         self._ahead_s = _ahead_s()
 
-    def look(self) -> Iterator[ClockSet]:
-        """Yield an event if the clock was set since the last look."""
+    def look(self) -> ClockSet | None:
+        """Return an event if the clock was set since the last look."""
         set_by_s = _ahead_s() - self._ahead_s
-        if abs(set_by_s) >= LEAST_S:
-            self._ahead_s += set_by_s
-            yield ClockSet(round(set_by_s, 3))
+        if abs(set_by_s) < LEAST_S:
+            return None
+        self._ahead_s += set_by_s
+        return ClockSet(round(set_by_s, 3))
 
 
 def _ahead_s() -> float:

@@ -9,18 +9,17 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 from gossamer.peer.machine.config import LocalSettings, PeerConfig
 from gossamer.peer.machine.events import Event, GpuPowerRead, Warned
-from gossamer.peer.machine.home import Home, write_whole
+from gossamer.peer.machine.home import Home
 from gossamer.peer.machine.schedule import Schedule
 from gossamer.peer.machine.states import RESUMES
 from gossamer.peer.machine.status import Status
 from gossamer.peer.machine.units import MAX_DURATION_S, bytes_text, size_bytes
 from gossamer.peer.supervisor.surroundings import CALM_S, COOLER_C, Lookout, Surroundings
 from gossamer.protocol.errors import BadSettings
-
-SAVE_S = 30.0  # between two writes of the traffic: a power cut loses this much
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,17 +105,15 @@ def clock_text(moment_s: float, now_s: float) -> str:
 
 
 class MonthlyTraffic:
-    """The count of this month, by local time. `now_s` is Unix time.
+    """The count of this month, by local time, from its record in a file. `now_s` is Unix time.
 
     The counts of other months are kept too: a machine that starts with a wrong clock has the right month's count once its clock is set.
     """
 
     def __init__(self, path: Path, now_s: float) -> None:
-        self._path = path
         self._month = _month(now_s)
         self._counts: dict[str, int] = {}  # bytes by month
         self._seen = 0  # of the node that runs now
-        self._saved_s = now_s
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):  # none yet, or no use
             kept = json.loads(path.read_text())
             self._counts = {name: int(count) for name, count in (kept.get("others", {}) | {kept["month"]: kept["bytes"]}).items()}
@@ -131,16 +128,12 @@ class MonthlyTraffic:
         self._month = _month(now_s)
         self._counts[self._month] = self.num_bytes + (total_bytes - self._seen if total_bytes >= self._seen else total_bytes)
         self._seen = total_bytes
-        if not 0 <= now_s - self._saved_s < SAVE_S:
-            self.save(now_s)
         return self.num_bytes
 
-    def save(self, now_s: float) -> None:
-        """Write the counts to disk; a failing disk loses them and nothing else."""
-        self._saved_s = now_s
+    def record(self) -> dict[str, Any]:
+        """Return the counts, JSON-able, as the file holds them."""
         others = {name: count for name, count in self._counts.items() if name != self._month}
-        with contextlib.suppress(OSError):
-            write_whole(self._path, json.dumps({"month": self._month, "bytes": self.num_bytes, "others": others}).encode())
+        return {"month": self._month, "bytes": self.num_bytes, "others": others}
 
     def pause(self, limit: str, limit_bytes: float, now_s: float) -> Pause | None:
         """Return an offline pause if the month's traffic is used up: membership costs traffic too."""
@@ -174,6 +167,12 @@ class Pauses:
             raise BadSettings("this peer leaves as soon as its meeting is over", hint="`peer resume` first, to keep it running")
         self.asked = asked_pause(time.time(), seconds)
 
+    def move(self, seconds: float) -> None:
+        """Move the end of the pause that was asked for: the machine's clock was set by so much."""
+        if self.asked is not None and self.asked.until_s is not None:
+            now_s = time.time()
+            self.asked = asked_pause(now_s, self.asked.until_s + seconds - now_s)
+
     def look(self, status: Status) -> Iterator[Event]:
         """Yield a warning for each setting whose measurement fails now, and its end; and the power of the GPUs, where it has changed."""
         for topic, words in self._lookout.warnings.items():
@@ -190,6 +189,8 @@ class Pauses:
     def current_pause(self, config: PeerConfig) -> Pause | None:
         """Return the pause that applies now, or None."""
         now_s = time.time()
+        if self.asked is not None and self.asked.is_last:
+            return self.asked  # also where the traffic is used up: the peer leaves, and has only to save
         if self.asked is not None and self.asked.until_s is not None and now_s >= self.asked.until_s:
             self.asked = None
         used_up = self.month.pause(config.monthly_traffic, size_bytes(config.monthly_traffic), now_s)

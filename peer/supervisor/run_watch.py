@@ -1,29 +1,25 @@
-"""The supervisor's look at the whole run: it keeps what the node sees of the members in the home, over all starts."""
+"""The supervisor's look at the whole run: what the node sees of the members, over all starts."""
 
 from __future__ import annotations
 
-import contextlib
-import json
 import time
 from typing import Any
 
 from gossamer.peer.machine.child import OwnPart
 from gossamer.peer.machine.events import ClockSet, CurveTold, Event, MembersSeen, RunKnown
-from gossamer.peer.machine.home import Home, write_whole
+from gossamer.peer.machine.home import Home
 from gossamer.peer.machine.run_view import kept_view
 from gossamer.peer.machine.status import Status
 
-KEEP_S = 30.0  # between two writes
 PUBLISH_S = 5.0  # between two reports of our own part to the node, whose record carries it
 
 
 class RunWatch:
-    """Folds the node's reports into a RunView and keeps it. An unreadable file counts as none: it holds nothing that training needs."""
+    """Folds the node's reports into a RunView. An unreadable file counts as none: it holds nothing that training needs."""
 
     def __init__(self, home: Home) -> None:
-        self._home = home
         self._view = kept_view(home)
-        self._kept_s = self._published_s = 0.0
+        self._published_s = 0.0
         self._published: OwnPart | None = None
 
     def take(self, event: Event) -> None:
@@ -37,27 +33,22 @@ class RunWatch:
                 self._view.take_curve(event)
             case ClockSet():
                 self._view.move(event.seconds)
-                self._kept_s, self._published_s = self._kept_s + event.seconds, self._published_s + event.seconds
+                self._published_s += event.seconds
 
     def look(self, now_s: float, status: Status) -> OwnPart | None:
-        """Note who has gone, and write the file now and then; return our own part if it is to be published again."""
+        """Note who has gone; return our own part if it is to be published again."""
         self._view.look(now_s)
         if status.state == "training":
             self._view.note_own(status.step, status.tokens, status.own_steps, status.loss)
-        if now_s - self._kept_s >= KEEP_S:
-            self._kept_s = now_s
-            self.keep()
         part = own_part(status)
         if part == self._published or now_s - self._published_s < PUBLISH_S:
             return None
         self._published, self._published_s = part, now_s
         return part
 
-    def keep(self) -> None:
-        """Write the file; a failing disk loses it and nothing else."""
-        if self._view.run_id:
-            with contextlib.suppress(OSError):
-                write_whole(self._home.run, json.dumps(self._view.to_record()).encode(), is_synced=False)
+    def record(self) -> dict[str, Any]:
+        """Return what the next start goes on from, JSON-able."""
+        return self._view.to_record()
 
     def shown(self) -> dict[str, Any]:
         """Return what `peer run` and the page show."""

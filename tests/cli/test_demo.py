@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gossamer.cli.demo import Forecast, demo_folder
-from gossamer.peer.supervisor.supervisor import ChildFailed
+from gossamer.peer.supervisor.children import ChildFailed
 from gossamer.protocol.errors import BadSettings, ExitCode
 
 

@@ -14,7 +14,7 @@ import pytest
 from gossamer.cli.local_swarm import LocalPeer, LocalSwarm, local_swarm
 from gossamer.peer.machine.home import Home
 from gossamer.peer.machine.status import Status
-from gossamer.peer.supervisor.supervisor import ChildFailed
+from gossamer.peer.supervisor.children import ChildFailed
 from gossamer.protocol.errors import ExitCode
 
 

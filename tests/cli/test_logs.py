@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -67,6 +68,19 @@ def test_an_invalid_pattern_is_refused(shell: Shell, home: Home) -> None:
     result = shell("logs", "--grep", "(")
     assert result.code == 2
     assert "is not a regular expression" in result.complaint[0]
+
+
+def test_a_reader_that_has_read_enough_ends_it_as_it_ends_other_programs(home: Home) -> None:
+    log = EventLog(home.events)
+    for number in range(2000):  # more than a pipe holds
+        log.append(SoloStep(number, "no partner in sight"))
+    asked = [sys.executable, "-m", "gossamer.cli.main", "logs", "--home", str(home.path), "--lines", "2000"]
+    with subprocess.Popen(asked, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as printing:
+        assert printing.stdout is not None and printing.stderr is not None
+        assert printing.stdout.readline()
+        printing.stdout.close()
+        assert printing.stderr.read() == b""
+    assert printing.returncode == -signal.SIGPIPE
 
 
 def test_letters_that_the_terminal_lacks_are_escaped(home: Home) -> None:

@@ -63,6 +63,17 @@ def test_a_file_is_no_home_and_is_not_to_be_deleted(verb: str, tmp_path: Path, c
     assert "delete" not in result.err
 
 
+@pytest.mark.parametrize(
+    ("verb", "name"), [("host", "manifest.bin"), ("join", "manifest.bin"), ("run", "manifest.bin"), ("peers", "partners.json")]
+)
+def test_a_folder_where_a_file_belongs_is_named_with_what_to_do(verb: str, name: str, shell: Shell) -> None:
+    shell("id")
+    (shell.home / name).mkdir()
+    result = shell(verb)
+    assert (result.code, result.out) == (ExitCode.BAD_INPUT, "")
+    assert name in result.complaint[0] and "s a directory" in result.complaint[0]
+
+
 @pytest.mark.parametrize("verb", [verb for verb in VERBS if verb != "man"])
 def test_every_verb_explains_itself_and_takes_a_home(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run([verb, "--help"]) == ExitCode.DONE

@@ -45,6 +45,11 @@ def test_the_most_recently_seen_partner_comes_first() -> None:
     assert connected.split()[-1] == "-", "it has not met"
 
 
+def test_the_table_fits_into_80_columns() -> None:
+    row = Partner("12D3KooWabcdef", "relayed", 0.999, 12345, 999, 99, 99_900_000, 99_900_000, seen=1000.0)
+    assert max(map(len, table([asdict(row)], 1000.0 + 47.9 * 3600).splitlines())) <= 80
+
+
 def test_no_partner_yet() -> None:
     assert table([], 0.0) == "no partner yet"
 

@@ -15,8 +15,7 @@ from gossamer.peer.machine.states import changed
 from gossamer.peer.machine.status import Status, apply
 from gossamer.peer.machine.systemd import unit_file
 from gossamer.peer.machine.units import duration_s
-from gossamer.peer.supervisor.housekeeping import Housekeeping
-from gossamer.peer.supervisor.supervisor import BYTES_PER_PARAM, LEAVE_S, SAVES, SLOW_DISK_BYTES_PER_S
+from gossamer.peer.supervisor.children import BYTES_PER_PARAM, LEAVE_S, SAVES, SLOW_DISK_BYTES_PER_S
 from gossamer.protocol.errors import ExitCode
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.run.invite import Invite
@@ -162,7 +161,7 @@ def test_service_status_shows_the_last_state_of_a_failed_peer(shell: Shell, syst
     assert "has not written a status yet" in shell("service", "status").out
     assert json.loads(shell("service", "status", "--json").out)["state"] is None
     failed = changed("failed", "the trainer failed 3 times in a row: killed by SIGKILL")
-    Housekeeping(Home(shell.home)).keep(apply(Status(), failed))
+    Home(shell.home).status.write_text(json.dumps(apply(Status(), failed).to_json()))
     result = shell("service", "status")
     assert "failed (failed), started again 3 times" in result.out
     assert "the trainer failed 3 times in a row: killed by SIGKILL" in result.out

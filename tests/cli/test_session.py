@@ -15,7 +15,7 @@ from gossamer.peer.machine.config import PeerConfig, save_settings, saved_settin
 from gossamer.peer.machine.events import StageMoved, StepsGivenUp, StepsLost, TextRead
 from gossamer.peer.machine.home import Home
 from gossamer.peer.machine.status import Status, apply
-from gossamer.peer.supervisor.supervisor import ChildFailed
+from gossamer.peer.supervisor.children import ChildFailed
 from gossamer.protocol.errors import BadInvite, BadSettings, ExitCode
 from gossamer.protocol.identity import Identity
 

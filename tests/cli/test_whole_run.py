@@ -40,6 +40,13 @@ def test_the_run_is_shown_in_words(view: RunView) -> None:
     assert "ask a member for an invite" in text and "the run is over" in description(shown | {"step": shown["total_steps"]})
 
 
+def test_its_tables_fit_into_80_columns(view: RunView) -> None:
+    shown = picture(view.to_json(NOW_S), Manifest(), runs=True)
+    for holders in ([], [9, 5]):
+        _, _, members = description(shown | {"stage_holders": holders, "stage_unheard": []}).partition("\nmember ")
+        assert max(map(len, members.partition("\n\nMembers")[0].splitlines())) <= 80
+
+
 def test_equal_points_of_the_curve_are_one_row() -> None:
     points = {"ts": [0.0, 5.0, 9.0], "step": [2, 2, 11], "loss": [5.4, 5.4, 4.9], "low": [5.4, 5.4, 4.9], "high": [5.4, 5.4, 4.9]}
     assert [row[1] for row in curve_rows(points | {"members": [1, 1, 1]})] == ["2", "11"]
@@ -57,7 +64,7 @@ def test_a_staged_run_says_who_holds_what_and_what_nobody_holds() -> None:
     assert "stages   2 of stage 1, 1 of stage 2, nobody of stage 3" in text
     assert "trained  51.2 k tokens" in text, "each token passes through three members"
     assert "in meetings and with micro-batches" in text and "one more" not in text
-    assert re.search(r"^member +state +stage +share +step +own steps +loss +carried", text, re.MULTILINE)
+    assert re.search(r"^member +state +stage +share +step +own +loss +carried", text, re.MULTILINE)
     assert re.search(r"^Wpeer2 +training +2 ", text, re.MULTILINE)
     page = live(shown)
     assert "Holders: 2 of stage 1, 1 of stage 2, nobody of stage 3." in page

@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 
 from gossamer.peer.machine.home import Home
-from gossamer.peer.supervisor.supervisor import PROGRAMS
+from gossamer.peer.supervisor.children import PROGRAMS
 
 
 def family(home: Path) -> dict[str, psutil.Process]:

@@ -20,8 +20,9 @@ from gossamer.peer.machine.home import Home
 from gossamer.peer.machine.status import Status
 from gossamer.peer.node.process import published
 from gossamer.peer.supervisor import supervisor as module
-from gossamer.peer.supervisor.child_process import ChildExit, ChildProcess
-from gossamer.peer.supervisor.guest import GuestProcess
+from gossamer.peer.supervisor.child_process import ChildExit
+from gossamer.peer.supervisor.children import Children, Process
+from gossamer.peer.supervisor.condition import Condition
 from gossamer.peer.supervisor.housekeeping import Housekeeping
 from gossamer.peer.supervisor.pauses import Pauses
 from gossamer.peer.supervisor.supervisor import Supervisor
@@ -202,18 +203,35 @@ class TrainerTask(TaskProcess):
         self._end(-signal.SIGKILL, "killed by SIGKILL")
 
 
+class TaskChildren(Children):
+    """The children of a peer in memory. Its trainer builds the model for `build_s`."""
+
+    build_s = 0.0
+
+    def __init__(
+        self, peer: Peer, config: PeerConfig, condition: Condition, emit: Callable[[Event], None], describe: Callable[[], None]
+    ) -> None:
+        super().__init__(config, str(peer.peer_id), condition, emit, describe)
+        self.peer = peer
+
+    async def _started(self, name: str) -> Process:
+        make = NodeTask if name == NODE else TrainerTask
+        child: object = make(self.peer, lambda event: self._take(name, event))
+        await asyncio.sleep(0.0 if name == NODE else self.build_s)
+        return child  # type: ignore[return-value]
+
+
 class SwarmSupervisor(Supervisor):
     """The supervisor of a peer in memory."""
+
+    children: TaskChildren
 
     def __init__(self, peer: Peer, watch: Callable[[Status], None], **config: object) -> None:
         super().__init__(PeerConfig.model_validate({"home": peer.home.path, **config}), str(peer.peer_id), watch)
         self.peer = peer
-        self._housekeeping, self._pauses = Housekeeping(peer.home, time.monotonic), Pauses(peer.home, time.monotonic)
-
-    async def _started(self, name: str) -> ChildProcess | GuestProcess:
-        make = NodeTask if name == NODE else TrainerTask
-        child: object = make(self.peer, lambda event: self._on_event(name, event))
-        return child  # type: ignore[return-value]
+        self.children = TaskChildren(peer, self._config, self.condition, self._take, self._describe)
+        self._housekeeping = Housekeeping(peer.home, self._records, time.monotonic)
+        self._pauses = Pauses(peer.home, time.monotonic)
 
     def ask(self, **request: object) -> dict[str, object]:
         """Ask as over the control socket."""
@@ -221,7 +239,7 @@ class SwarmSupervisor(Supervisor):
 
     def child(self, name: str) -> TaskProcess:
         """Return a child that has been started."""
-        child: object = self._children[name]
+        child: object = self.children._processes[name]
         assert isinstance(child, TaskProcess)
         return child
 

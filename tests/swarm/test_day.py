@@ -18,13 +18,10 @@ import pytest
 from gossamer.cli.peers import described, with_records
 from gossamer.cli.status import description
 from gossamer.peer.machine import events
-from gossamer.peer.machine.config import TRAINER
 from gossamer.peer.machine.log_lines import Log
 from gossamer.peer.machine.run_view import RunView
 from gossamer.peer.machine.schedule import Schedule
 from gossamer.peer.machine.status import Status, apply
-from gossamer.peer.supervisor.child_process import ChildProcess
-from gossamer.peer.supervisor.guest import GuestProcess
 from gossamer.peer.swarm.member_report import MemberReporter
 from gossamer.peer.swarm.partner_records import PartnerRecords
 from gossamer.protocol.memory.conversation import Link as Wire
@@ -133,16 +130,6 @@ def test_every_sentence_of_a_day_holds_when_it_is_read(tmp_path: Path, monkeypat
     time.tzset()
 
 
-class SlowBuilder(SwarmSupervisor):
-    """A supervisor whose trainer takes a minute and a half to build its model."""
-
-    async def _started(self, name: str) -> ChildProcess | GuestProcess:
-        child = await super()._started(name)
-        if name == TRAINER:
-            await asyncio.sleep(90.0)
-        return child
-
-
 @pytest.mark.timeout(300)
 def test_others_read_that_a_peer_starts_once_its_pause_is_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock, seen = WallClock(), list[str]()
@@ -164,7 +151,8 @@ def test_others_read_that_a_peer_starts_once_its_pause_is_over(tmp_path: Path, m
         first, _ = swarm.start(2, step_s=STEP_S)
         await asyncio.sleep(600.0)
         peer = newcomer(swarm, first, clock)
-        supervisor = SlowBuilder(peer, lambda status: None)
+        supervisor = SwarmSupervisor(peer, lambda status: None)
+        supervisor.children.build_s = 90.0
         work = [asyncio.create_task(one) for one in (supervisor.run(tmp_path), watch(swarm, first, peer))]
         await swarm.until(lambda: seen[-1:] == ["training"], 900.0)
         await asyncio.sleep(60.0)

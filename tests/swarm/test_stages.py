@@ -17,7 +17,7 @@ from gossamer.peer.node import carrying
 from gossamer.peer.node.carrying import LOOK_S
 from gossamer.peer.pipeline.greeting import LaneSide
 from gossamer.peer.pipeline.hop import HopState
-from gossamer.peer.supervisor.supervisor import LEAVE_S
+from gossamer.peer.supervisor.children import LEAVE_S
 from gossamer.peer.sync.state_sync import FOUND_S
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.messages.messages import Lane

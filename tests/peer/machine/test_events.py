@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import math
 from pathlib import Path
@@ -19,16 +20,20 @@ from gossamer.peer.machine.events import (
     LaneSeen,
     MeetingDone,
     MemberSeen,
+    NodeSpent,
     ResultTaken,
     SoloStep,
     StateChanged,
     StateTransferred,
     StepDone,
+    TrainerRestarted,
     from_line,
     older,
     read_events,
     to_line,
 )
+from gossamer.peer.machine.history import History
+from gossamer.peer.machine.status import Status, apply, of_events
 from tests.full_disk import room_for
 
 STATE = StateChanged("training", "joined")
@@ -47,6 +52,38 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
     assert events(path) == [STATE, MEETING, CheckpointSaved(8, "step-00000008", 100, 0.1)]
     assert [event.ts for event in read_events(path)][:2] == [STATE.ts, MEETING.ts]
     assert path.stat().st_mode & 0o777 == 0o600
+
+
+def counted(second: int, loss: float = math.nan) -> StepDone:
+    return StepDone(second, second, second, loss, math.nan if math.isnan(loss) else 0.1, 1.0, 1.0, 0.0, 1.0, 0.0, ts=1000.0 + second)
+
+
+def test_hours_of_counts_are_few_lines_and_the_status_at_their_end_is_whole(tmp_path: Path) -> None:
+    log, status = EventLog(tmp_path / "events.jsonl"), Status()
+    for second in range(1, 7200):
+        happened: list[Event] = [counted(second, 2.0 + second % 2), NodeSpent(second / 100, ts=1000.0 + second)]
+        happened += [dataclasses.replace(MEETING, ts=1000.0 + second)] * (second % 60 == 0)
+        for event in happened:
+            log.append(event)
+            status = apply(status, event)
+    log.append(end := StateChanged("left", "gone", ts=8200.0))
+    found = events(tmp_path / "events.jsonl")
+    steps = [event for event in found if isinstance(event, StepDone)]
+    assert [event.step for event in steps[:100]] == list(range(1, 101)) and len(steps) < 700, "the beginning is whole"
+    assert all(0.0 < later.ts - step.ts <= 30.0 for step, later in itertools.pairwise(steps))
+    folded, shown = (dataclasses.replace(apply(one, end), history=History()) for one in (of_events(found[:-1]), status))
+    assert dataclasses.replace(folded, loss=None) == dataclasses.replace(shown, loss=None)
+
+
+def test_the_loss_of_a_count_in_the_file_is_that_of_all_steps_since_the_one_before(tmp_path: Path) -> None:
+    log = EventLog(tmp_path / "events.jsonl")
+    log.append(counted(0, 1.0))
+    log.append(counted(600, 1.0))
+    for event in (counted(601, 2.0), counted(602, 4.0), counted(603), MEETING, TrainerRestarted("killed", 1, ts=1604.0)):
+        log.append(event)
+    *_, meeting, count, restarted = events(tmp_path / "events.jsonl")
+    assert meeting == MEETING and isinstance(restarted, TrainerRestarted), "a restarted trainer counts from what is written before"
+    assert isinstance(count, StepDone) and (count.step, count.loss, count.learning_rate) == (603, 3.0, 0.1)
 
 
 def test_a_line_is_plain_json() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import namedtuple
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ from gossamer.peer.machine.events import EnergyUsed, Event, MeetingDone, PeerSta
 from gossamer.peer.machine.home import Home
 from gossamer.peer.machine.status import Status, apply
 from gossamer.peer.supervisor.housekeeping import LOOK_S, Housekeeping, earlier
+from tests.full_disk import room_for
 
 Usage = namedtuple("Usage", "total used free")
 
@@ -20,19 +22,37 @@ def look(housekeeping: Housekeeping, status: Status) -> list[Event]:
     return list(housekeeping.look(status))
 
 
-def test_housekeeping_acts_at_intervals(tmp_path: Path) -> None:
-    now = [0.0]
-    housekeeping = Housekeeping(Home(tmp_path), lambda: now[0])
-    assert not look(housekeeping, Status())
+def keep(home: Home, status: Status) -> None:
+    Housekeeping(home, lambda: {home.status: status.to_json()}).keep()
+
+
+def nothing() -> dict[Path, object]:
+    return {}
+
+
+def test_housekeeping_acts_at_intervals_whatever_the_clock_is_set_to(tmp_path: Path) -> None:
+    now, home = [0.0], Home(tmp_path)
+    housekeeping = Housekeeping(home, lambda: {home.status: now, home.traffic: 5}, lambda: now[0])
+    assert not look(housekeeping, Status()) and not home.status.exists()
     now[0] = LOOK_S
     assert isinstance(look(housekeeping, Status())[0], EnergyUsed)
+    now[0] += 1.0
     assert not look(housekeeping, Status())
+    assert [json.loads(file.read_text()) for file in (home.status, home.traffic)] == [[LOOK_S], 5]
+    assert home.status.stat().st_mode & 0o077 == 0
+
+
+def test_a_full_disk_loses_the_records_and_nothing_else(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    with room_for(0):
+        Housekeeping(home, lambda: {home.status: {}, home.run: {}}).keep()
+    assert not home.status.exists()
 
 
 def test_a_full_disk_is_one_warning_that_ends_with_its_cause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now, free, status = [0.0], [10], Status()
     monkeypatch.setattr("gossamer.peer.supervisor.housekeeping.shutil.disk_usage", lambda path: Usage(0, 0, free[0]))
-    housekeeping, words_at = Housekeeping(Home(tmp_path), lambda: now[0]), []
+    housekeeping, words_at = Housekeeping(Home(tmp_path), nothing, lambda: now[0]), []
     for bytes_free in (900_000_000, 899_000_000, 400_000_000, 1 << 40):
         now[0] += LOOK_S
         free[0] = bytes_free
@@ -53,18 +73,18 @@ def test_the_next_start_counts_on(tmp_path: Path) -> None:
         if not earlier(home):
             status = apply(Status(), PeerStarted("12D3KooX", ts=joined))
         status = apply(status, MeetingDone("a", 0, "completed", "", "libp2p", 10, 20, 0.5, ts=status.started + 5))
-        Housekeeping(home).keep(status)
+        keep(home, status)
         assert (earlier(home)["received"], earlier(home)["joined"]) == (received, joined)
     assert (earlier(home)["seconds"], earlier(home)["meetings"]) == (10.0, 2)
 
 
 def test_a_start_shows_the_last_step_until_the_trainer_reports_also_after_a_start_that_failed(tmp_path: Path) -> None:
     home = Home(tmp_path)
-    Housekeeping(home).keep(replace(Status(peer_id="12D3KooX", started=50.0), step=2934, total_steps=5000, tokens=7000, own_steps=700))
+    keep(home, replace(Status(peer_id="12D3KooX", started=50.0), step=2934, total_steps=5000, tokens=7000, own_steps=700))
     for _ in range(2):  # the second one follows a start that failed before its trainer reported
         status = apply(Status(), PeerStarted("12D3KooX", earlier(home)))
         assert (status.step, status.total_steps, status.tokens, status.own_steps, status.loss) == (2934, 5000, 7000, 700, None)
-        Housekeeping(home).keep(status)
+        keep(home, status)
 
 
 @pytest.mark.parametrize("content", ["", "[]", '{"lifetime": 3}', '{"lifetime": {"joined": "x"}}'])

@@ -13,7 +13,8 @@ from gossamer.peer.machine.events import StateChanged, read_events
 from gossamer.peer.machine.home import Home
 from gossamer.peer.machine.status import Status
 from gossamer.peer.supervisor import supervisor as module
-from gossamer.peer.supervisor.supervisor import ChildFailed, Supervisor
+from gossamer.peer.supervisor.children import ChildFailed
+from gossamer.peer.supervisor.supervisor import Supervisor
 from gossamer.peer.swarm.issued_invites import IssuedInvites
 from gossamer.protocol.errors import ExitCode
 from gossamer.protocol.identity import Identity

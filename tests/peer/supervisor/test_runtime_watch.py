@@ -23,7 +23,7 @@ def test_a_peer_whose_runtime_folder_is_removed_makes_it_again_and_meets_on(tmp_
     async def test() -> None:
         async with peer(tmp_path) as (running, work):
             await until_training(running)
-            folder = running.supervisor._runtime
+            folder = running.supervisor.children._runtime
             (folder / removed).unlink() if removed == SOCKET_NAME else shutil.rmtree(folder)
             await eventually(lambda: (folder / SOCKET_NAME).exists() and len(running.lives("node")) == 2, "another node")
             await until_training(running)

@@ -14,6 +14,7 @@ import pytest
 from gossamer.peer.machine.control_socket import ask
 from gossamer.peer.machine.events import TrainerRestarted, read_events
 from gossamer.peer.machine.status import Status, apply
+from gossamer.peer.supervisor import children
 from gossamer.peer.supervisor import supervisor as module
 from gossamer.peer.supervisor.housekeeping import Housekeeping
 from gossamer.protocol.errors import BadSettings
@@ -132,7 +133,7 @@ def test_the_control_socket_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_a_trainer_that_does_not_stop_is_killed_and_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "LEAVE_S", {"node": 0.2, "trainer": 0.2})
+    monkeypatch.setattr(children, "LEAVE_S", {"node": 0.2, "trainer": 0.2})
 
     async def test() -> None:
         async with peer(tmp_path, trainer="deaf", node="deaf") as (running, work):
@@ -160,7 +161,7 @@ def test_leaving_while_the_children_start(tmp_path: Path) -> None:
 
 
 def test_leaving_while_a_child_rests_between_two_lives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "RESTART_PAUSE_S", (30.0, 30.0))
+    monkeypatch.setattr(children, "RESTART_PAUSE_S", (30.0, 30.0))
 
     async def test() -> None:
         async with peer(tmp_path, trainer="die") as (running, work):

@@ -17,8 +17,9 @@ import pytest
 
 from gossamer.peer.machine.config import saved_settings
 from gossamer.peer.machine.control_socket import ask
-from gossamer.peer.machine.events import TrainerRestarted
+from gossamer.peer.machine.events import ClockSet, TrainerRestarted
 from gossamer.peer.machine.home import Home
+from gossamer.peer.supervisor import children
 from gossamer.peer.supervisor import supervisor as module
 from gossamer.peer.supervisor.pauses import Pauses
 from gossamer.protocol.errors import BadSettings
@@ -65,7 +66,7 @@ def test_a_pause_ends_the_trainer_and_keeps_the_node(tmp_path: Path) -> None:
 
 
 def test_a_leave_before_the_trainer_is_back_from_a_pause_loses_nothing_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "LEAVE_S", {"node": 5.0, "trainer": 0.0})
+    monkeypatch.setattr(children, "LEAVE_S", {"node": 5.0, "trainer": 0.0})
 
     async def test() -> None:
         async with peer(tmp_path) as (running, work):
@@ -73,9 +74,9 @@ def test_a_leave_before_the_trainer_is_back_from_a_pause_loses_nothing_and_says_
             await control(running, verb="pause", seconds=None)
             await until_paused(running)
             running.does("trainer", "wait")
-            before = running.supervisor.pid("trainer")
+            before = running.supervisor.children.pid("trainer")
             await control(running, verb="resume")
-            await eventually(lambda: running.supervisor.pid("trainer") not in (0, before), "the next trainer")
+            await eventually(lambda: running.supervisor.children.pid("trainer") not in (0, before), "the next trainer")
             running.supervisor.leave("asked to leave")
             await work
             assert running.status.reason == "stopped; the trainer had not started again, so the last checkpoint is the newest state"
@@ -96,6 +97,25 @@ def test_a_pause_of_some_length_ends_by_itself(tmp_path: Path, monkeypatch: pyte
             pauses.asked = replace(pauses.asked, until_s=time.time())  # the hour is over
             await eventually(lambda: len(running.lives("trainer")) == 2, "the trainer back")
             await until_training(running)
+
+    run(test())
+
+
+def test_a_pause_of_some_length_lasts_as_long_when_the_clock_is_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock_s, set_by_s = time.time, [0.0]
+    monkeypatch.setattr(module, "LOOK_S", 0.05)
+    monkeypatch.setattr(time, "time", lambda: clock_s() + set_by_s[0])
+
+    async def test() -> None:
+        async with peer(tmp_path) as (running, _):
+            await until_training(running)
+            before = (await control(running, verb="pause", seconds=3600))["reason"]
+            await until_paused(running)
+            set_by_s[0] = 7200.0
+            await eventually(lambda: running.num(ClockSet) and running.status.reason != before, "the end of the pause moved")
+            assert running.status.state == "paused"
+            asked = running.supervisor._pauses.asked
+            assert asked is not None and asked.until_s is not None and 3500.0 < asked.until_s - time.time() <= 3600.0
 
     run(test())
 
@@ -236,6 +256,19 @@ def test_leaving_with_finish_waits_for_the_meeting(tmp_path: Path) -> None:
             await work
             assert (running.status.state, running.status.reason) == ("left", "saved and stopped")
             assert running.stopped_ns("trainer")
+
+    run(test())
+
+
+def test_leaving_with_finish_ends_when_the_trainer_dies_before_the_meeting_is_over(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with peer(tmp_path, node="meets") as (running, work):
+            await until_training(running)
+            await control(running, verb="leave", finish=True)
+            await eventually(lambda: node_rests(running), "the node notified")
+            os.kill(running.lives("trainer")[0], signal.SIGKILL)
+            await work
+            assert running.status.state == "left" and len(running.lives("trainer")) == 1
 
     run(test())
 

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from gossamer.peer.machine.events import NodeRestarted, TrainerRestarted
-from gossamer.peer.supervisor import supervisor as module
+from gossamer.peer.supervisor import children as module
 from gossamer.peer.supervisor.child_process import ChildExit
-from gossamer.peer.supervisor.supervisor import ChildFailed
+from gossamer.peer.supervisor.children import ChildFailed
 from gossamer.protocol.errors import ExitCode
 from tests.peer.supervised import Running, peer, run, until_training
 from tests.peer.waiting import eventually
@@ -176,7 +176,7 @@ def test_a_trainer_without_its_data_set_is_started_again_until_the_network_is_ba
 
 def test_a_child_that_has_failed_for_days_is_started_again_after_the_longest_pause(tmp_path: Path) -> None:
     supervisor = Running(tmp_path, {}, "train", "nobody", True, lambda status: None).supervisor
-    run(supervisor._back_off("node", ChildExit(3, "nobody answers", None), 2000))
+    run(supervisor.children._back_off("node", ChildExit(3, "nobody answers", None), 2000))
     assert supervisor.status.state
 
 
