@@ -104,7 +104,7 @@ def dashboard(
             page = PublicPage(RunPage(partial(run_shown, shown[0]), invite=invite), names)
             servers.append((server(page, BriefConnection), outside))
             print(public_url(outside, names[0]), flush=True)
-            print("everybody who reaches this port can read the page of the run; it changes nothing", file=sys.stderr)
+            print("everybody who reaches this port can read the page of the run, and nothing else", file=sys.stderr)
         asyncio.run(serve(servers))
 
 
