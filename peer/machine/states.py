@@ -48,7 +48,7 @@ WITHOUT_WORK: Final[Mapping[str, str]] = {
     STARVED: NO_HOLDER,
     CUT_OFF: NO_LINE,
     PAUSED: "goes on when one of them trains again; `peer status` there says what it does",
-    REFUSED: "goes on by itself when one of them opens a lane; if this lasts, remove the cause that it names, or invite another holder of that stage",
+    REFUSED: "goes on by itself when one of them opens a lane; if this lasts, remove the cause it names, or invite another holder",
     IDLE: "goes on by itself with the next micro-batch; `peer status` shows the lanes, and which neighbour is slow",
 }
 ALONE: Final = "ends with the run, or with `peer leave`; started with --alone"
