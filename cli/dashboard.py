@@ -34,7 +34,7 @@ GRACE_S = 1  # for open pages, when it is stopped
 
 Homes = Annotated[
     list[Path] | None,
-    typer.Argument(metavar="[HOME...]", help="Home folders of the peers to show. Default: that of --home.", show_default=False),
+    typer.Argument(metavar="HOME", help="Home folders of the peers to show. Default: that of --home.", show_default=False),
 ]
 PagePort = Annotated[int, typer.Option("--port", metavar="N", min=0, max=65535, help="Port of the page; 0 takes any free one.")]
 

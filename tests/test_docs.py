@@ -137,7 +137,7 @@ def bare(text: str) -> str:
 
 def spellings(parameter: Any) -> list[str]:
     """Return all names of a parameter: options, argument, environment variables."""
-    names = [*parameter.opts, *parameter.secondary_opts] if parameter.param_type_name == "option" else [parameter.metavar.strip("[]")]
+    names = [*parameter.opts, *parameter.secondary_opts] if parameter.param_type_name == "option" else [parameter.metavar]
     variables = [parameter.envvar] if isinstance(parameter.envvar, str) else parameter.envvar or []
     return [*names, *variables]
 
