@@ -18,8 +18,8 @@ from gossamer.peer.machine.control_socket import NobodyRuns, ask
 from gossamer.peer.machine.home import Home
 from gossamer.protocol.errors import BadSettings
 
-Key = Annotated[str | None, typer.Argument(metavar="[KEY]", help="Show only this setting.")]
-Value = Annotated[str | None, typer.Argument(metavar="[VALUE]", help="New value of the setting.")]
+Key = Annotated[str | None, typer.Argument(metavar="KEY", help="Show only this setting.")]
+Value = Annotated[str | None, typer.Argument(metavar="VALUE", help="New value of the setting.")]
 Unset = Annotated[bool, typer.Option("--unset", help="Reset the setting to its default.")]
 
 

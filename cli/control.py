@@ -12,7 +12,7 @@ from gossamer.peer.machine.control_socket import ask
 from gossamer.peer.machine.units import duration_s
 from gossamer.protocol.errors import BadSettings
 
-Length = Annotated[str | None, typer.Argument(metavar="[TIME]", help="Duration, like 30m, 2h or 2 days. Default: until `peer resume`.")]
+Length = Annotated[str | None, typer.Argument(metavar="TIME", help="Duration, like 30m, 2h or 2 days. Default: until `peer resume`.")]
 Finish = Annotated[
     bool, typer.Option("--finish", help="Let the meeting in progress finish before saving and leaving, however long it takes.")
 ]

@@ -34,7 +34,7 @@ GRACE_S = 1  # for open pages, when it is stopped
 
 Homes = Annotated[
     list[Path] | None,
-    typer.Argument(metavar="[HOME...]", help="Home folders of the peers to show. Default: that of --home.", show_default=False),
+    typer.Argument(metavar="HOME", help="Home folders of the peers to show. Default: that of --home.", show_default=False),
 ]
 PagePort = Annotated[int, typer.Option("--port", metavar="N", min=0, max=65535, help="Port of the page; 0 takes any free one.")]
 
@@ -104,7 +104,7 @@ def dashboard(
             page = PublicPage(RunPage(partial(run_shown, shown[0]), invite=invite), names)
             servers.append((server(page, BriefConnection), outside))
             print(public_url(outside, names[0]), flush=True)
-            print("everybody who reaches this port can read the page of the run; it changes nothing", file=sys.stderr)
+            print("everybody who reaches this port can read the page of the run, and nothing else", file=sys.stderr)
         asyncio.run(serve(servers))
 
 

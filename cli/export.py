@@ -81,5 +81,5 @@ def evaluate(home: HomeFolder = DEFAULT_HOME, data: Text = None, tokens: EvalTok
     if as_json:
         print(json.dumps(asdict(found) | origin()))
     else:
-        print(f"step {found.step}: held-out loss {found.loss:.4f} nats per token")
+        print(f"after {found.step} steps of this peer: held-out loss {found.loss:.4f} nats per token")
         print(f"perplexity {found.perplexity:.3f} per token, {found.byte_perplexity:.3f} per byte, over {found.num_tokens} tokens")

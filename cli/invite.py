@@ -102,7 +102,7 @@ def _for_whom(issued: Invite, uses: int) -> str:
     if issued.credential.subject is not None:
         return f"for {issued.credential.subject} alone"
     most = "one peer" if uses == 1 else f"up to {uses} peers"
-    return f"anybody who has this invite can join, {most}, counted while this peer runs; --for PEERID admits one peer alone"
+    return f"for anybody who has it: {most}, which this peer counts while it runs; --for PEERID admits one peer alone"
 
 
 def lifetime_s(text: str) -> int:

@@ -72,9 +72,10 @@ class PlainLines:
 class LiveTable:
     """Progress as one table, redrawn in place; the reasons for the states stand below it."""
 
-    def __init__(self, live: Live) -> None:
-        self._live = live
+    def __init__(self, console: Console) -> None:
+        self._console = console
         self._statuses: dict[str, StatusObject] = {}
+        self._live = self._started()
 
     def show(self, name: str, status: StatusObject) -> None:
         """Redraw the table with this status of the peer."""
@@ -84,25 +85,33 @@ class LiveTable:
     def print_line(self, sentence: str) -> None:
         """Print the sentence above the table."""
         with suppress(OSError):
-            self._live.console.print(sentence, highlight=False, markup=False)
+            self._console.print(sentence, highlight=False, markup=False)
 
     def hold(self) -> None:
         """Draw nothing in place until `go_on`, so that an answer can be typed."""
         self._live.stop()
 
     def go_on(self) -> None:
-        """Draw again."""
-        self._live.start(refresh=True)
+        """Draw again, below what was typed."""
+        self._live = self._started()
+        if self._statuses:
+            self._live.update(self._drawing(), refresh=True)
+
+    def _started(self) -> Live:
+        """Return a new drawing: one that starts again erases as many lines as it has drawn, which are those typed since."""
+        live = Live(console=self._console, refresh_per_second=4, redirect_stdout=False, redirect_stderr=False)
+        live.start()
+        return live
 
     def data(self, text: str) -> None:
         """Print the line on stdout; where stdout is the same terminal, above the table."""
         if sys.stdout.isatty():
-            self._live.console.print(text, highlight=False, markup=False, soft_wrap=True)  # it is copied: no line breaks
+            self._console.print(text, highlight=False, markup=False, soft_wrap=True)  # it is copied: no line breaks
         else:
             print(text, flush=True)
 
     def _drawing(self) -> Group:
-        is_narrow = self._live.console.width < NARROW_CELLS
+        is_narrow = self._console.width < NARROW_CELLS
         table = Table(box=None, pad_edge=False, header_style="bold", collapse_padding=is_narrow)
         unit = next(iter(self._statuses.values()))["unit"]  # of the run that all of them train
         for number, column in enumerate(columns(unit)):
@@ -131,8 +140,11 @@ def screen(stream: TextIO) -> Iterator[Screen]:
     if not _can_draw(stream):
         yield PlainLines(stream)
         return
-    with Live(console=Console(file=stream), refresh_per_second=4, redirect_stdout=False, redirect_stderr=False) as live:
-        yield LiveTable(live)
+    table = LiveTable(Console(file=stream))
+    try:
+        yield table
+    finally:
+        table.hold()
 
 
 @contextmanager

@@ -34,7 +34,7 @@ def service(
 ) -> None:
     """Install this peer as a service of systemd's user manager, remove it, or show its status.
 
-    `install` starts the peer now and at every boot, in a sandbox; `remove` stops it and keeps the home folder.
+    `install` starts the peer now and at each login, in a sandbox; `remove` stops it and keeps the home folder.
     """
     folder = Home(home)
     match action:

@@ -57,7 +57,7 @@ SWARM_PEERS = 2, 500
 
 ManifestFile = Annotated[
     Path | None,
-    typer.Argument(metavar="[MANIFEST]", help="A manifest, as from `peer init`. Default: a small model on Python's own sources."),
+    typer.Argument(metavar="MANIFEST", help="A manifest, as from `peer init`. Default: a small model on Python's own sources."),
 ]
 
 

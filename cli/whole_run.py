@@ -31,6 +31,7 @@ CLAIMS: Final = (
     "that is far from all others is not shown. own: steps that the member has made itself; *: the member that shows this."
 )
 INSTALL: Final = "python3 -m venv .venv && .venv/bin/pip install '.[all]'"  # many systems let pip install nowhere else
+JOIN: Final = ".venv/bin/peer join INVITE"
 _FIGURES: Final = (
     "step",
     "told",
@@ -165,7 +166,7 @@ def join_text(shown: Mapping[str, Any]) -> str:
         return "the run is over; a member can give you its model: `peer export`"
     if shown["access"] == "allowlist":
         return "only the peers on the run's list may join; `peer id` prints the id to send to its host"
-    return f"ask a member for an invite; in the folder of Gossamer: {INSTALL}; .venv/bin/peer join INVITE"
+    return f"ask a member for an invite; in the folder of Gossamer: {INSTALL}; {JOIN}"
 
 
 def carried_in(shown: Mapping[str, Any]) -> str:

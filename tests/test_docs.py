@@ -90,16 +90,22 @@ def test_the_site_begins_with_its_first_page_and_names_what_it_does_not_have() -
 
 
 def test_every_verb_and_option_is_described() -> None:
+    """An option that is a local setting is named with its verb and described with the settings; `--json` is described once."""
     group = typer.main.get_command(command_line())
+    settings, answers = bare((REFERENCE / "config.md").read_text()), row_of("--json")
     for verb, command in group.commands.items():  # type: ignore[attr-defined]
         text = section("cli.md", verb)
         for parameter in command.params:
-            for name in spellings(parameter) if parameter.name not in ("help", "home") else ():
-                assert re.search(rf"`{name}[` ]", text), f"peer {verb} {name}"
-            if parameter.name not in ("help", "home"):
-                assert bare(parameter.help) in bare(text), f"peer {verb} {parameter.name}"
-            if parameter.name in LocalSettings.model_fields and verb in ("host", "join", "bootstrap", "doctor"):
-                assert LocalSettings.model_fields[parameter.name].description in text, f"peer {verb} {name}"
+            if parameter.opts == ["--json"]:
+                assert f"`{verb}`" in answers, f"peer {verb} --json"
+            elif parameter.name not in ("help", "home"):
+                for name in spellings(parameter):
+                    assert re.search(rf"`{name}[` ]", text), f"peer {verb} {name}"
+                if is_setting(verb, parameter):
+                    description = bare(LocalSettings.model_fields[parameter.name].description)
+                    assert "](config.md)" in text and description in settings and description in bare(parameter.help), f"peer {verb} {name}"
+                else:
+                    assert bare(parameter.help) in bare(text), f"peer {verb} {parameter.name}"
 
 
 def test_options_of_every_verb_are_described() -> None:
@@ -111,6 +117,18 @@ def test_options_of_every_verb_are_described() -> None:
             assert name in peer_list, f"peer {name}"
 
 
+def is_setting(verb: str, parameter: Any) -> bool:
+    """Return whether a parameter is an option of this verb that `takes` has made of a local setting."""
+    return verb in ("host", "join", "bootstrap", "doctor") and parameter.name in LocalSettings.model_fields
+
+
+def row_of(option: str) -> str:
+    """Return the row of an option in the table for every verb."""
+    found = re.search(rf"^\| `{option}` \|.*", (REFERENCE / "cli.md").read_text().partition("\n## ")[0], re.MULTILINE)
+    assert found, f"the page has no row of {option}"
+    return found[0]
+
+
 def bare(text: str) -> str:
     """Return a text without marks and links, and without the default of an option where a column of the page has it."""
     text = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", text)
@@ -119,7 +137,7 @@ def bare(text: str) -> str:
 
 def spellings(parameter: Any) -> list[str]:
     """Return all names of a parameter: options, argument, environment variables."""
-    names = [*parameter.opts, *parameter.secondary_opts] if parameter.param_type_name == "option" else [parameter.metavar.strip("[]")]
+    names = [*parameter.opts, *parameter.secondary_opts] if parameter.param_type_name == "option" else [parameter.metavar]
     variables = [parameter.envvar] if isinstance(parameter.envvar, str) else parameter.envvar or []
     return [*names, *variables]
 
@@ -165,7 +183,7 @@ def test_every_event_is_described() -> None:
     for kind in get_args(KINDS):
         text = section("events.md", kind.__name__)
         for field in dataclasses.fields(kind)[2:]:  # not `ts` and `event`, which every line has
-            assert f"| `{field.name}` |" in text, f"{kind.__name__}.{field.name}"
+            assert f"- `{field.name}`: " in text, f"{kind.__name__}.{field.name}"
 
 
 def test_every_outcome_of_a_meeting_is_described() -> None:

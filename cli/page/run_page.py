@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from gossamer.cli.figures import age_text, holders_text, number_text, share_text
 from gossamer.cli.page.charts import ChartLine, chart
-from gossamer.cli.whole_run import CLAIMS, INSTALL, curve_rows, join_text, last_loss_text, member_cells, member_columns, seen_text
+from gossamer.cli.whole_run import CLAIMS, INSTALL, JOIN, curve_rows, join_text, last_loss_text, member_cells, member_columns, seen_text
 from gossamer.peer.machine.units import bytes_text
 
 # Beside colours.
@@ -118,7 +118,8 @@ def _part(row: Mapping[str, Any], now_s: float) -> str:
     stage = f"stage {row['stage']}" if row["stage"] else ""
     steps = "" if row["own_steps"] is None else f"{number_text(row['own_steps'])} steps"
     since = "" if row["joined"] is None else _about(now_s - row["joined"])
-    return ", ".join(filter(None, (stage, steps, since))) or ("no figures yet" if row["state"] == "joining" else "no credible figures")
+    part = " in ".join(filter(None, (steps, since)))
+    return ", ".join(filter(None, (stage, part))) or ("no figures yet" if row["state"] == "joining" else "no credible figures")
 
 
 def _about(seconds: float) -> str:
@@ -149,13 +150,15 @@ def join(shown: Mapping[str, Any], invite: str, code: str) -> str:
     """Return the section on how to join, with an invite if the host shows one."""
     if not invite:
         how = join_text(shown)
-        words = escape(how[:1].upper() + how[1:]).replace(escape(INSTALL), f"<code>{escape(INSTALL)}</code>")
+        words = escape(how[:1].upper() + how[1:])
+        for command in map(escape, (INSTALL, JOIN)):
+            words = words.replace(command, f"<code>{command}</code>")
         return f'<section id="join" class="card"><h2>Join</h2><p>{words}.</p></section>'
     link = escape(invite)
     return (
         '<section id="join" class="card"><h2>Join</h2><ol>'
         f"<li>Get Gossamer; in its folder: <code>{escape(INSTALL)}</code></li>"
-        "<li>Copy the invite, and start: <code>.venv/bin/peer join INVITE</code></li></ol>"
+        f"<li>Copy the invite, and start: <code>{JOIN}</code></li></ol>"
         '<p class="note">Anybody who has this invite can join, until it is used up or expires.</p>'
         f'<div class="invite"><div><label for="invite">Invite</label><textarea id="invite" readonly rows="6">{link}</textarea>'
         f'<div class="buttons"><button type="button" data-copy="invite">Copy the invite</button> <a href="{link}">Open as a link</a> '

@@ -93,7 +93,7 @@ def reachable(answered: Sequence[Call]) -> Finding:
         return ok(f"from {', '.join(yes)}")
     if no:
         return warn(f"not from {', '.join(no)}", OPEN_PORT)
-    return skipped(f"not known: {'those on the same network do not try' if answered else NOBODY}")
+    return skipped(f"not known: {'peers on the same network do not try' if answered else NOBODY}")
 
 
 def router(observed: Sequence[str], own: set[str], found: str | None) -> Finding:
@@ -108,7 +108,7 @@ def router(observed: Sequence[str], own: set[str], found: str | None) -> Finding
             "ask the provider for an address of your own; until then others reach this peer through a relay, if the run has one",
         )
     if len(outside) < 2:
-        return skipped(f"{can_ask}; its kind is not known, as {len(outside)} peers outside this network were asked, and it takes two")
+        return skipped(f"{can_ask}; its kind is not known: that takes two peers outside this network, and {len(outside)} were asked")
     if len(set(outside)) > 1:
         return warn(f"it shows each partner another port of this peer (symmetric); {can_ask}", OPEN_PORT)
     return ok(f"it shows all partners the same port of this peer; {can_ask}")

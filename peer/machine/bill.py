@@ -57,7 +57,7 @@ class Bill:
         return (
             f"about {up} a day up and {'as much' if up == down else down} down, {bytes_text(self.month_bytes)} a month, {share}by meetings "
             f"every {steps_text(self.interval_steps)} of {self.step_s:.2g} s ({measured}); {self.hours:.3g} hours a day, "
-            f"{self.day_watt_hours / 1000:.2g} kWh ({self.num_cores} cores, estimated)"
+            f"{self.day_watt_hours / 1000:.2g} kWh ({self.num_cores} core{'s' * (self.num_cores > 1)}, estimated)"
         )
 
 

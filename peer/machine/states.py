@@ -14,7 +14,7 @@ from gossamer.peer.machine.export_text import export_text
 RESUMES: Final = "ends with `peer resume`"
 ON_ITS_OWN: Final = "goes on by itself"
 STATES: Final[Mapping[str, tuple[str, str]]] = {
-    "starting": ("starting its processes", f"{ON_ITS_OWN}, mostly within a minute"),
+    "starting": ("loading its programs", f"{ON_ITS_OWN}, mostly within a minute"),
     "joining": ("looking for the run", f"{ON_ITS_OWN} as soon as a member of the run answers and its weights are here"),
     "waiting": ("waiting for peers", "ends when enough others have joined: `peer invite` prints an invite for them"),
     "training": ("meeting others", "ends with the run, or with `peer leave`"),
@@ -48,7 +48,7 @@ WITHOUT_WORK: Final[Mapping[str, str]] = {
     STARVED: NO_HOLDER,
     CUT_OFF: NO_LINE,
     PAUSED: "goes on when one of them trains again; `peer status` there says what it does",
-    REFUSED: "goes on by itself when one of them opens a lane; if this lasts, correct what it says, or invite another holder of that stage",
+    REFUSED: "goes on by itself when one of them opens a lane; if this lasts, remove the cause it names, or invite another holder",
     IDLE: "goes on by itself with the next micro-batch; `peer status` shows the lanes, and which neighbour is slow",
 }
 ALONE: Final = "ends with the run, or with `peer leave`; started with --alone"

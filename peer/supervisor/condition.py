@@ -92,7 +92,9 @@ class Condition:
             return changed("starting", trainer.reason)
         if node.state:
             return changed(node.state, node.reason, STATES["starting"][1] if node.reason == BUILDING else "")
-        return changed("starting", "opening the network" if trainer.state or TRAINER not in self.children else "building the model")
+        if NODE not in self.children:
+            return changed("starting", "building the model")
+        return changed("starting", "opening the network" if trainer.state or TRAINER not in self.children else "")
 
     def trouble(self, now_s: float) -> str:
         """Return why this peer does not work; empty if it works, waits for peers, or starts normally."""

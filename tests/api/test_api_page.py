@@ -24,7 +24,7 @@ def paragraphs(thing: object) -> str:
 
 
 def signature(name: str, function: Any) -> str:
-    """Return a signature as code; a long one has a line for each parameter."""
+    """Return a signature as code; a long one is a block with a line for each parameter."""
     found = inspect.signature(function)
     shown = [one for one in found.parameters.values() if one.name != "self"]
     first_named = next((number for number, one in enumerate(shown) if one.kind is one.KEYWORD_ONLY), None)
@@ -33,9 +33,9 @@ def signature(name: str, function: Any) -> str:
         parts.insert(first_named, "*")
     returned = f" -> {found.return_annotation}" if found.return_annotation not in (None, "None", inspect.Signature.empty) else ""
     text = f"{name}({', '.join(parts)}){returned}"
-    if len(text) > ONE_LINE:
-        text = f"{name}(\n" + "".join(f"    {part},\n" for part in parts) + f"){returned}"
-    return f"```python\n{text}\n```\n"
+    if len(text) <= ONE_LINE:
+        return f"`{text}`\n"
+    return f"```python\n{name}(\n" + "".join(f"    {part},\n" for part in parts) + f"){returned}\n```\n"
 
 
 def parameter(one: inspect.Parameter) -> str:
@@ -51,7 +51,7 @@ def members(kind: type) -> Iterator[str]:
         if isinstance(member, property):
             assert member.fget is not None
             returned = inspect.signature(member.fget).return_annotation
-            yield f"### {kind.__name__}.{name}\n\n```python\n{name}: {returned}\n```\n\n{paragraphs(member)}"
+            yield f"### {kind.__name__}.{name}\n\n`{name}: {returned}`\n\n{paragraphs(member)}"
         elif inspect.isfunction(member):
             yield f"### {kind.__name__}.{name}\n\n{signature(name, member)}\n{paragraphs(member)}"
 
@@ -94,7 +94,7 @@ def test_the_page_has_every_public_name() -> None:
 
 
 def test_each_public_name_says_what_it_does() -> None:
-    silent = [part.splitlines()[0] for name in NAMES for part in section(name, getattr(gossamer, name)) if part.endswith("```\n\n\n")]
+    silent = [part.splitlines()[0] for name in NAMES for part in section(name, getattr(gossamer, name)) if part.endswith("`\n\n\n")]
     assert not silent
 
 

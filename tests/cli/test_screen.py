@@ -78,6 +78,21 @@ def test_terminal_shows_every_peer_with_its_reason(monkeypatch: pytest.MonkeyPat
         assert wanted in text
 
 
+def test_what_was_said_after_an_answer_stays_above_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    out = Terminal()
+    with screen(out) as drawn:
+        drawn.show("peer-1", STATUS)
+        drawn.hold()
+        drawn.print_line("use up to 960 GB a month?")
+        drawn.print_line("monthly_traffic = 300 GB holds from now on")
+        drawn.go_on()
+    _, said, after = out.getvalue().partition("holds from now on")
+    before_the_table, table, _ = after.partition("peer-1")
+    assert said and table
+    assert "\x1b[1A" not in before_the_table, "the cursor goes up and erases what was said"
+
+
 def test_a_long_run_fits_into_eighty_columns_and_an_invite_is_not_broken(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "80")

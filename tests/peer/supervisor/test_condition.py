@@ -47,7 +47,7 @@ def test_states_of_a_joining_peer() -> None:
     condition.ending = changed("done", "the run is over")
     now(2)
     assert read == [
-        ("starting", "building the model"),
+        ("starting", "loading its programs"),
         ("joining", "asking 10.0.0.1 for the run's manifest"),
         ("joining", "asking 10.0.0.1 for the run's manifest"),
         ("joining", "downloading weights from QmX: 40 %"),
@@ -159,7 +159,7 @@ def test_the_ending_state_is_final() -> None:
 def test_health_of_a_peer_through_its_day() -> None:
     """What works, waits, or is on its way is healthy; what starts is not yet."""
     condition = Condition(BOTH)
-    assert condition.trouble(0.0) == "starting: building the model"
+    assert condition.trouble(0.0) == "starting: loading its programs"
     report(condition, NODE, "joining", "asking 10.0.0.1 for the run's manifest")
     assert not condition.trouble(101.0)
     report(condition, NODE, "waiting", "")
