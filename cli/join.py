@@ -16,7 +16,7 @@ from gossamer.cli.generated_options import EVERY, Given, takes
 from gossamer.cli.manifests import START_AGAIN
 from gossamer.cli.session import hold_session, settings, undone_if_it_fails
 from gossamer.peer.machine.config import PeerConfig
-from gossamer.peer.machine.held_manifest import held_manifest
+from gossamer.peer.machine.held_manifest import checked_invite, held_manifest
 from gossamer.peer.machine.held_stage import need_stage
 from gossamer.peer.machine.home import Home
 from gossamer.protocol.errors import BadInvite, BadSettings, why_unreadable
@@ -84,22 +84,8 @@ def load_invite(folder: Home, text: str | None, file: Path | None = None, verb: 
     """
     text = given_text(text, file)
     os.environ.pop(options.INVITE_VARIABLE, None)  # the peer's processes read the home's copy
-    invite = Invite.from_text(text) if text is not None else None
-    held = held_manifest(folder)
-    if invite is None and held is None and not folder.invite.exists():
-        raise BadInvite(
-            f"no invite was given, and {folder.path} holds no run", hint=f"ask a member of the run for an invite: peer {verb} gossamer1..."
-        )
-    if invite is not None and held is not None and held.run_id != invite.run_id:
-        raise BadSettings(
-            f"{folder.path} already holds another run, {held.run_id.hex()[:12]}; the invite is for {invite.run_id.hex()[:12]}",
-            hint="give the new run its own folder with --home DIR",
-        )
-    folder.create()
-    identity = Identity.load_or_create(folder.identity)
-    if invite is not None:
-        invite.check(identity.peer_id, time.time())
-    return identity, invite
+    ask = f"ask a member of the run for an invite: peer {verb} gossamer1..."
+    return checked_invite(folder, text, ask, "give the new run its own folder with --home DIR")
 
 
 def given_text(text: str | None, file: Path | None) -> str | None:

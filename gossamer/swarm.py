@@ -28,7 +28,7 @@ from gossamer.peer.machine.child import GuestRequest
 from gossamer.peer.machine.config import PeerConfig, peer_config, saved_settings
 from gossamer.peer.machine.control_socket import ask
 from gossamer.peer.machine.events import OVER, ModelBuilt, ProcessReported, RunKnown
-from gossamer.peer.machine.held_manifest import held_manifest
+from gossamer.peer.machine.held_manifest import checked_invite, held_manifest
 from gossamer.peer.machine.home import Home
 from gossamer.peer.machine.own_supervisor import OwnSupervisor
 from gossamer.peer.machine.port import free_port
@@ -38,10 +38,9 @@ from gossamer.peer.trainer.boundary import Boundary, State, open_boundary
 from gossamer.peer.trainer.replica import Replica, peer_seed
 from gossamer.peer.trainer.stopwatch import InnerStep
 from gossamer.peer.trainer.weights import uninterrupted
-from gossamer.protocol.errors import BadInvite, BadSettings
+from gossamer.protocol.errors import BadSettings
 from gossamer.protocol.identity import Identity, PeerId
 from gossamer.protocol.messages.messages import RunPhase
-from gossamer.protocol.run.invite import Invite
 from gossamer.protocol.run.manifest import ProgramManifest, SignedManifest
 from gossamer.run import Run
 
@@ -98,7 +97,9 @@ def host(
 
 
 def _hosting(own: ModuleProgram, run: Run, home: str | os.PathLike[str], settings: Mapping[str, object] | None) -> GuestRequest:
-    folder, identity = _prepared(home)
+    folder = _folder(home)
+    folder.create()
+    identity = Identity.load_or_create(folder.identity)
     manifest = run.manifest(shapes_of(own.parameters), own.base).with_host(identity.peer_id)
     signed = SignedManifest.sign(manifest, identity)
     if (held := held_manifest(folder)) is not None:
@@ -134,17 +135,8 @@ def join(
 
 
 def _joining(invite: str | None, home: str | os.PathLike[str], settings: Mapping[str, object] | None) -> GuestRequest:
-    folder, identity = _prepared(home)
-    read = None if invite is None else Invite.from_text(invite)
-    held = held_manifest(folder)
-    if read is None and held is None and not folder.invite.exists():
-        raise BadInvite(f"no invite was given, and {folder.path} holds no run", hint="ask a member of the run for an invite")
-    if read is not None:
-        read.check(identity.peer_id, time.time())
-        if held is not None and held.run_id != read.run_id:
-            raise BadSettings(
-                f"{folder.path} already holds another run, {held.run_id.hex()[:12]}", hint="give the new run a home of its own"
-            )
+    folder = _folder(home)
+    checked_invite(folder, invite, "ask a member of the run for an invite", "give the new run a home of its own")
     return GuestRequest(config=_config(folder, settings), invite=invite or "")
 
 
@@ -479,10 +471,8 @@ def _opened(own: ModuleProgram, request: GuestRequest) -> tuple[OwnSupervisor, B
     return supervisor, boundary
 
 
-def _prepared(home: str | os.PathLike[str]) -> tuple[Home, Identity]:
-    folder = Home(Path(home).expanduser().absolute())
-    folder.create()
-    return folder, Identity.load_or_create(folder.identity)
+def _folder(home: str | os.PathLike[str]) -> Home:
+    return Home(Path(home).expanduser().absolute())
 
 
 def _config(folder: Home, settings: Mapping[str, object] | None) -> PeerConfig:
@@ -493,4 +483,4 @@ def _config(folder: Home, settings: Mapping[str, object] | None) -> PeerConfig:
 
 
 def _all(optimizer: Optimizers) -> tuple[Optimizer, ...]:
-    return () if optimizer is None else (optimizer,) if isinstance(optimizer, Optimizer) else tuple(optimizer)
+    return () if optimizer is None else tuple(optimizer) if isinstance(optimizer, Sequence) else (optimizer,)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import stat
 import time
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from gossamer.peer.doctor.finding import Finding, fail, ok, skipped, warn
 from gossamer.peer.machine.config import saved_settings
 from gossamer.peer.machine.home import ANOTHER_HOME
 from gossamer.peer.machine.port import free_port
+from gossamer.peer.node.credential_renewal import latest_credential
 from gossamer.protocol.run.manifest import ProgramManifest
 
 SOON_S = 3 * 24 * 3600  # a warning for an invite that expires within this time
@@ -103,6 +105,8 @@ def invite(case: Case) -> Finding:
         )
     if own is None and found.credential.subject is not None:
         return fail(f"it is for {found.credential.subject}, and this home has no key yet", "use the home folder of that peer (--home)")
+    if own is not None and (latest := latest_credential(case.home, found.credential, found.run_id, own.peer_id)) is not None:
+        found = replace(found, credential=latest)  # renewed since
     found.check(own.peer_id if own else found.credential.issuer, time.time())
     left_s, until = found.credential.not_after_s - time.time(), datetime.fromtimestamp(found.credential.not_after_s, UTC)
     sentence = f"for run {found.run_id.hex()[:12]}, good until {until:%Y-%m-%d %H:%M} UTC"

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from gossamer.peer.machine.home import Home, write_whole
 from gossamer.peer.machine.runtime_folder import runtime_folder
+from gossamer.peer.node.credential_renewal import latest_credential
 from gossamer.peer.swarm.address_book import AddressBook
 from gossamer.peer.swarm.membership import OwnCredential
 from gossamer.peer.sync.client import FetchClient, in_their_version
@@ -102,7 +103,8 @@ def visit(home: Home, invite: Invite | None, held: SignedManifest | None, own: I
         return CallRound("no peer of the run is known") if run else CallRound()
     is_own = own is not None and not place.running
     identity = own if own is not None and is_own else Identity(os.urandom(SEED_BYTES))
-    credential = invite.credential_for(identity.peer_id) if invite else None
+    from_invite = invite.credential_for(identity.peer_id) if invite else None
+    credential = latest_credential(home, from_invite, run.run_id, identity.peer_id)
     try:
         with runtime_folder(0) as folder:
             calls, line = asyncio.run(_call_all(folder, identity, run.run_id, credential, addresses, place))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,8 @@ from gossamer.peer.doctor.finding import Finding, Level
 from gossamer.peer.machine.home import Home
 from gossamer.protocol.errors import BadSettings
 from gossamer.protocol.identity import Identity
+from gossamer.protocol.messages.frames import write_unframed
+from gossamer.protocol.run.invite import Invite
 from gossamer.protocol.run.manifest import Manifest, SignedManifest
 from tests.peer.doctor.cases import HOST, HOUR_S, SIGNED, case, examined, invite_text, made_home
 
@@ -134,6 +137,14 @@ def test_the_invite_of_the_home_is_checked(tmp_path: Path) -> None:
     home = made_home(tmp_path / "home")
     Home(home.path).invite.write_text(invite_text(lifetime_s=-HOUR_S))
     names(found("invite", home.path), Level.FAIL, "expired")
+
+
+def test_an_expired_invite_of_a_member_that_was_renewed_is_in_order(tmp_path: Path) -> None:
+    home, text = made_home(tmp_path / "home"), invite_text(lifetime_s=-HOUR_S)
+    home.invite.write_text(text)
+    me, until_s = Identity.load_or_create(home.identity).peer_id, int(time.time()) + 90 * 24 * HOUR_S
+    home.credential.write_bytes(write_unframed(Invite.from_text(text).credential.renewed(HOST, SIGNED.run_id, me, until_s)))
+    names(found("invite", home.path), Level.OK, "good until")
 
 
 def test_a_staged_run_says_who_can_read_the_text(tmp_path: Path) -> None:
