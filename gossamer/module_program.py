@@ -162,6 +162,9 @@ class ModuleProgram:
         self.weights = Weights(self.parameters)
         self._evaluation = None if evaluate is None else Evaluation(evaluate, model, self.device)
         self.num_cleared = 0  # how often the optimizers' state was cleared
+        for one in optimizers:
+            if not isinstance(one, Optimizer):
+                raise BadSettings(f"{type(one).__name__} is no optimizer", hint="pass one of torch.optim, a list of several, or None")
         self._optimizers = optimizers
         self._kept: dict[str, Stateful] = {f"optimizer{number}": one for number, one in enumerate(optimizers)}
         self._kept |= {f"state/{name}": one for name, one in kept.items()}
@@ -216,6 +219,8 @@ class ModuleProgram:
     def restore(self, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
         """Restore the states. Raises KeyError or ValueError for another program's."""
         for name, one in self._kept.items():
+            if name not in state["kept"]:
+                raise KeyError(f"it has no {name}; pass the optimizers, and the names in `state`, with which it was written")
             one.load_state_dict(unpack(state["kept"][name], tensors))
 
     def forget_optimizer(self) -> None:

@@ -55,6 +55,8 @@ class Run:
         }
         tables: dict[str, dict[str, Any]] = {"outer": {"max_clock_gap_steps": CLOCK_GAP_STEPS}}
         for section, given in self.settings.items():
+            if not isinstance(given, Mapping):
+                raise BadManifest(f"settings.{section} is {given!r}, not a section", hint='give keys by section: {"outer": {"alpha": 0.3}}')
             tables[section] = tables.get(section, {}) | dict(given)
         for section, keys in stated.items():
             if again := sorted(keys.keys() & tables.get(section, {}).keys()):

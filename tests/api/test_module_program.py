@@ -6,6 +6,7 @@ import json
 import math
 import random
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import gossamer
 from gossamer.module_program import EvaluateProbe, Evaluation, ModuleProgram, fenced
 from gossamer.optim.fragments import STATISTICS, split
 from gossamer.peer.trainer.losses import Losses, MeasureFailed
@@ -121,10 +123,17 @@ def test_a_checkpoint_asks_each_object_for_its_state_once() -> None:
     assert any(name.startswith("program/state/average") for name in own.kept().tensors) and average.num_asked == 1
 
 
+@pytest.mark.parametrize("given", [{"a": "an optimizer"}, [nn.Linear(1, 1)], nn.Linear(1, 1).parameters()])
+def test_what_is_no_optimizer_is_refused_before_a_peer_starts(given: Any, tmp_path: Path) -> None:
+    with pytest.raises(BadSettings, match="is no optimizer") as caught:
+        gossamer.host(gossamer.Run("a", 3), Net(), given, evaluate=None, home=tmp_path / "home")
+    assert "torch.optim" in caught.value.hint and not (tmp_path / "home").exists()
+
+
 def test_a_checkpoint_of_another_program_is_refused() -> None:
     own, _ = program(Net())
     other, _ = program(Net(), loader=nn.Linear(1, 1))
-    with pytest.raises(KeyError):
+    with pytest.raises(KeyError, match="it has no state/loader"):
         other.restore(own.kept().tensors, own.kept().state)
 
 

@@ -51,6 +51,7 @@ def test_settings_reach_any_section_and_leave_other_keys_at_their_defaults() -> 
         (Run("a", 3, access="all"), "run.access"),  # type: ignore[arg-type]
         (Run("a", 3, settings={"inner": {"optimizer": "adamw"}}), "inner is not a key of a manifest"),
         (Run("a", 3, settings={"outer": {"gama": 1.0}}), "did you mean outer.gamma?"),
+        (Run("a", 3, settings={"alpha": 0.3}), "settings.alpha is 0.3, not a section"),  # type: ignore[dict-item]
         (Run("a", 3, settings={"outer": {"inner_steps": 9}}), "settings state outer.inner_steps, which Run"),
         (Run("a", 3, settings={"model": {"layout": "0" * 64}}), "settings state model.layout, which Run"),
     ],
