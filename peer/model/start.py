@@ -31,13 +31,12 @@ from gossamer.peer.text.conversations import chat_template, template_digest
 from gossamer.peer.text.tokenizer import load_tokenizer, name_of
 from gossamer.protocol import limits
 from gossamer.protocol.errors import BadManifest, BadSettings
-from gossamer.protocol.run.fine_tuning import FineTuningModelSection
 from gossamer.protocol.run.layout import layout_digest
 from gossamer.protocol.run.manifest import Manifest
 from gossamer.protocol.run.sections import ADAMW_RATE, DEMO_LLAMA, ModelSection, TokenizerSection, need_config_integer
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from transformers import PreTrainedConfig, PreTrainedModel
 
 NOT_OF_THE_MODEL: Final = {"architectures", "model_type", "transformers_version", "dtype", "torch_dtype", "_name_or_path", "use_cache"}
 PARAMETERS_PER_BYTE: Final = 8  # more than any number format; missing parameters would take memory without a file
@@ -163,7 +162,7 @@ def started_from(folder: Path, total_steps: int, learning_rate: float) -> dict[s
     given, all_fields = config.to_diff_dict(), config.to_dict()
     given |= {name: all_fields[name] for name in DEMO_LLAMA if name in all_fields}
     fields = {name: value for name, value in given.items() if name not in NOT_OF_THE_MODEL and value is not None}
-    tensors, longest = state_tensors(model), getattr(config.get_text_config(), "max_position_embeddings", SEQUENCE_LENGTH)
+    tensors = state_tensors(model)
     name, digest = name_of(folder)
     tables = {
         "model": {
@@ -176,11 +175,16 @@ def started_from(folder: Path, total_steps: int, learning_rate: float) -> dict[s
         "inner": {
             "learning_rate": learning_rate / REWARM_SHARE,
             "warmup_steps": max(1, total_steps // WARM_SHARE),
-            "sequence_length": min(Manifest().inner.sequence_length, longest),
+            "sequence_length": min(Manifest().inner.sequence_length, _longest(config)),
         },
     }
-    load_start(ModelSection.model_validate(tables["model"]), folder, 0)  # another config could read other weights from the same files
+    load_start(Manifest.checked(tables).model, folder, 0)  # another config could read other weights from the same files
     return tables
+
+
+def _longest(config: PreTrainedConfig) -> int:
+    """Return how many positions a model takes, whatever its config calls them."""
+    return getattr(config.get_text_config(), "max_position_embeddings", None) or SEQUENCE_LENGTH
 
 
 def fine_tuned(tables: Mapping[str, dict[str, Any]], folder: Path, rank: int, data_format: str) -> Manifest:
@@ -190,12 +194,13 @@ def fine_tuned(tables: Mapping[str, dict[str, Any]], folder: Path, rank: int, da
     """
     model, inner = dict(tables["model"]), dict(tables["inner"])
     data: dict[str, Any] = {"source": "text", "format": data_format}
-    longest = model["config"].get("max_position_embeddings", SEQUENCE_LENGTH)
+    longest = _longest(model_config(Manifest.checked({"model": model}).model))
     inner |= {"optimizer": "adamw", "sequence_length": min(SEQUENCE_LENGTH, longest)}
+    run = {"protocol": limits.FINE_TUNING_PROTOCOL}
     if rank:
         del model["layout"]
         model |= {"base": model.pop("weights"), "lora_rank": rank, "lora_alpha": 2 * rank}
-        model["layout"] = layout_digest(parameter_shapes(FineTuningModelSection.model_validate(model)))
+        model["layout"] = layout_digest(parameter_shapes(Manifest.checked({"run": run, "model": model}).model))
         inner |= {"learning_rate": ADAPTER_RATE, "weight_decay": 0.0}
     else:
         inner["learning_rate"] = ADAMW_RATE / REWARM_SHARE
@@ -203,5 +208,4 @@ def fine_tuned(tables: Mapping[str, dict[str, Any]], folder: Path, rank: int, da
         data |= {"column": COLUMNS[data_format], "mask_documents": True}
     if data_format == "chat":
         data["template"] = template_digest(chat_template(load_tokenizer(TokenizerSection.model_validate(tables["tokenizer"]), folder)))
-    run = {"protocol": limits.FINE_TUNING_PROTOCOL}
     return Manifest.checked({"run": run, "model": model, "tokenizer": tables["tokenizer"], "data": data, "inner": inner})

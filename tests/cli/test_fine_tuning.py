@@ -75,6 +75,7 @@ def test_a_chat_needs_a_template(shell: Shell, made: Path, tmp_path: Path) -> No
 INIT = [
     (("--lora", "4"), "fine-tune a model that exists", "--from FOLDER"),
     (("--from", "base", "--lora", "33"), "lora_rank is 33, and the layer", "to 32 or less"),
+    (("--from", "base", "--lora", "5000"), "model.lora_rank is 5000", "manifest"),
     (("--from", "base", "--format", "talk"), "'talk' is not one of", "--help"),
 ]
 

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import random
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from transformers import BertConfig, BertLMHeadModel, PreTrainedConfig, T5Config, ViTConfig
+from transformers import BertConfig, BertLMHeadModel, GPT2Config, GPT2LMHeadModel, PreTrainedConfig, T5Config, ViTConfig
 
 from gossamer.peer.model.model import build_model, parameter_shapes, state_tensors
-from gossamer.peer.model.start import initial_model, load_start, started_from
+from gossamer.peer.model.start import fine_tuned, initial_model, load_start, started_from
 from gossamer.peer.model.weights import set_weights
 from gossamer.peer.text.tokenizer import BYTES, byte_tokenizer, load_tokenizer
 from gossamer.protocol.errors import BadManifest
@@ -101,13 +103,15 @@ def test_buffers_of_floats_are_part_of_the_trained_state() -> None:
         ("config.json", {"vocab_size": 10**12}),
         ("config.json", {"hidden_size": 1 << 23, "head_dim": 16}),
         ("config.json", b'{"model_type":' + b"[" * 100_000),
+        ("config.json", {"rms_norm_eps": math.nan}),
+        ("config.json", {"own": {"a": {"b": {"c": {"d": {"e": 1}}}}}}),
         ("model.safetensors", (1 << 62).to_bytes(8, "little") + b"{}"),
         ("model.safetensors", b""),
         ("config.json", b"{}"),
     ],
-    ids=["layers", "many layers", "words", "width", "nesting", "length of a header", "no weights", "no config"],
+    ids=["layers", "many layers", "words", "width", "nesting", "no number", "a deep key", "length of a header", "no weights", "none"],
 )
-def test_a_hostile_folder_is_refused_at_once(name: str, change: dict[str, int] | bytes, folder: Path, tmp_path: Path) -> None:
+def test_a_hostile_folder_is_refused_at_once(name: str, change: dict[str, Any] | bytes, folder: Path, tmp_path: Path) -> None:
     hostile = tmp_path / "model"
     shutil.copytree(folder, hostile)
     whole = change if isinstance(change, bytes) else json.dumps(json.loads((hostile / name).read_text()) | change).encode()
@@ -132,6 +136,12 @@ def test_mutated_folders_end_in_a_declared_error_or_are_read(folder: Path, tmp_p
         with contextlib.suppress(BadManifest):
             started_from(hostile, 100, 1e-3)
         shutil.rmtree(hostile)
+
+
+def test_sequences_fit_a_model_that_has_another_name_for_its_positions(tmp_path: Path) -> None:
+    GPT2LMHeadModel(GPT2Config(vocab_size=256, n_positions=64, n_embd=16, n_layer=1, n_head=2)).save_pretrained(tmp_path)
+    byte_tokenizer().save_pretrained(tmp_path)
+    assert fine_tuned(started_from(tmp_path, 100, 1e-3), tmp_path, 0, "pairs").inner.sequence_length == 64
 
 
 BERT = {
