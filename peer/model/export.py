@@ -5,6 +5,7 @@ The default is the fast weights: early in a run they are better (docs/log.md), a
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -111,7 +112,9 @@ def _refuse_foreign(folder: Path) -> None:
 def _replace(folder: Path, unfinished: Path, trained: Trained) -> None:
     """Move finished files into place, the mark first: so an interrupted export is recognized as one."""
     files = sorted(path.name for path in unfinished.iterdir())
-    earlier = json.loads((folder / MARK).read_text())["files"] if (folder / MARK).is_file() else []
+    earlier: list[str] = []
+    with contextlib.suppress(FileNotFoundError, ValueError):  # none, or one that a power cut has left empty
+        earlier = json.loads((folder / MARK).read_bytes())["files"]
     mark = {"run_id": trained.manifest.run_id.hex(), "step": trained.checkpoint.step, "files": files}
     (unfinished / MARK).write_text(json.dumps(mark, indent=1) + "\n")
     for name in (MARK, *files):

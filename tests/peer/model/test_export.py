@@ -73,6 +73,14 @@ def test_an_empty_folder_will_do(tmp_path: Path) -> None:
     assert (tmp_path / "out" / MARK).exists()
 
 
+def test_an_export_whose_mark_a_power_cut_has_left_empty_is_replaced(tmp_path: Path) -> None:
+    home = trained_home(tmp_path / "home", MANIFEST, fast_seed=2)
+    (folder := tmp_path / "out").mkdir()
+    (folder / MARK).touch()
+    export_model(home, folder)
+    assert "model.safetensors" in json.loads((folder / MARK).read_text())["files"]
+
+
 def test_a_foreign_folder_is_left_alone(tmp_path: Path) -> None:
     home = trained_home(tmp_path / "home", MANIFEST, fast_seed=2)
     (tmp_path / "out").mkdir()
