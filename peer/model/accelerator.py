@@ -29,16 +29,15 @@ def has_own_memory(kind: str) -> bool:
 
 def choose_device(name: str) -> tuple[torch.device, str]:
     """Turn the device setting into a device, a GPU with its number, and the reason for it. Raises BadSettings if this machine lacks it."""
-    found = torch.accelerator.current_accelerator(check_available=True)
-    if name == "cpu" or (name == "auto" and found is None):
+    if name == "cpu" or (name == "auto" and torch.accelerator.current_accelerator(check_available=True) is None):
         return torch.device("cpu"), "as asked" if name == "cpu" else "no GPU was found"
+    kind = _need_accelerator(name).type
     if name == "auto":
-        kind = _need_accelerator(name).type
         return torch.device(kind, 0), f"a GPU was found: {kind}"
-    device = torch.device(re.sub(r"^gpu\b", _need_accelerator(name).type, name))
-    if found is None or device.type != found.type or (device.index or 0) >= torch.accelerator.device_count():
+    asked = re.fullmatch(rf"(?:gpu|{kind})(?::(\d{{1,4}}))?", name)
+    if asked is None or int(asked[1] or 0) >= torch.accelerator.device_count():
         raise BadSettings(f"this machine has no device {name}", hint=OTHERS)
-    return torch.device(device.type, device.index or 0), "as asked"
+    return torch.device(kind, int(asked[1] or 0)), "as asked"
 
 
 def choose_devices(names: str) -> tuple[tuple[torch.device, ...], str]:

@@ -226,8 +226,8 @@ def mask_documents(model: Any, document_end: int) -> None:
 
     setattr(model, DOCUMENT_END, document_end)
     model.base_model.register_forward_pre_hook(positions, with_kwargs=True)
-    one, other = [token for token in range(3) if token != document_end][:2]
-    _need_masked(model, [[one, document_end, one, one, one], [other, document_end, one, one, one]])
+    one = int(document_end == 0)
+    _need_masked(model, [[token, document_end, one, one, one] for token in (one, document_end)])
 
 
 def mask_marked_documents(model: Any) -> None:

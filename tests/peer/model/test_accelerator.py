@@ -24,6 +24,15 @@ def test_a_device_comes_with_its_reason() -> None:
             choose_device(name)
 
 
+def test_what_names_no_device_is_refused_beside_a_gpu_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available: torch.device("cuda"))
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: 2)
+    assert choose_device("gpu:1")[0] == choose_device("cuda:1")[0] == torch.device("cuda", 1)
+    for name in ("gpus", "cuda:2", "cuda:x", "cuda:", "xpu", "cpu:0"):
+        with pytest.raises(BadSettings, match=f"no device {name}"):
+            choose_device(name)
+
+
 def test_several_devices_come_by_number_or_as_so_many_processes() -> None:
     assert choose_devices("cpu:1") == ((torch.device("cpu"),), "as asked")
     assert choose_devices("cpu")[0] == (torch.device("cpu"),)

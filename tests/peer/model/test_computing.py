@@ -132,6 +132,11 @@ def test_masked_documents_do_not_see_each_other() -> None:
     torch.testing.assert_close(loss_in_parts(model, window, 2), whole)
 
 
+@pytest.mark.parametrize("document_end", [0, 1])
+def test_documents_in_a_vocabulary_of_two_are_masked(document_end: int) -> None:
+    mask_documents(build_model(ModelSection(config=SMALL.config | {"vocab_size": 2}), 0), document_end)
+
+
 def test_an_architecture_that_cannot_mask_documents_is_refused() -> None:
     size = {
         "hidden_size": 16,
