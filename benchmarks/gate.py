@@ -110,9 +110,9 @@ class Parted:
         """Arrange the meetings of peers that are not separated."""
         self._inner.arrange(now, arrived, Walls(floor, partial(self._apart, now)))
 
-    def note_outer_step(self, peer: int, fragment: int, *, is_met: bool = True) -> None:
+    def note_outer_step(self, peer: int, fragment: int, num_steps: int = 0, *, is_met: bool = True) -> None:
         """Forward to the real matcher."""
-        self._inner.note_outer_step(peer, fragment, is_met=is_met)
+        self._inner.note_outer_step(peer, fragment, num_steps, is_met=is_met)
 
 
 class Walls:

@@ -77,8 +77,11 @@ class Matcher(Protocol):
     def arrange(self, now: Fraction, arrived: Sequence[int], floor: Floor) -> None:
         """Begin the meetings that are due; `arrived` are the peers at a step boundary now."""
 
-    def note_outer_step(self, peer: int, fragment: int, *, is_met: bool = True) -> None:
-        """Note that the peer took an outer step on the fragment; one that brought nothing, not `is_met`, puts off no meeting."""
+    def note_outer_step(self, peer: int, fragment: int, num_steps: int = 0, *, is_met: bool = True) -> None:
+        """Note that the peer took an outer step on the fragment, and how many inner steps since the snapshot are counted down already.
+
+        An outer step that brought nothing, not `is_met`, puts off no meeting.
+        """
 
 
 class OnDemand:
@@ -118,11 +121,11 @@ class OnDemand:
         else:
             floor.take_solo_step(peer, fragment)
 
-    def note_outer_step(self, peer: int, fragment: int, *, is_met: bool = True) -> None:
-        """Start the fragment's next countdown, if a partner was met or it is due."""
+    def note_outer_step(self, peer: int, fragment: int, num_steps: int = 0, *, is_met: bool = True) -> None:
+        """Start the fragment's next countdown, if a partner was met or it is due; as with real peers, these steps count."""
         if is_met or fragment in self._countdowns[peer].due():
             self._asking_since.pop((peer, fragment), None)
-            self._countdowns[peer].reset(fragment)
+            self._countdowns[peer].reset(fragment, num_steps)
 
 
 class Scheduled:
@@ -150,7 +153,7 @@ class Scheduled:
         for peer in order:
             floor.take_solo_step(peer, fragment)
 
-    def note_outer_step(self, peer: int, fragment: int, *, is_met: bool = True) -> None:
+    def note_outer_step(self, peer: int, fragment: int, num_steps: int = 0, *, is_met: bool = True) -> None:
         """Do nothing: the schedule does not depend on outer steps."""
 
 
@@ -361,10 +364,12 @@ class Gossip:
             self._drop(meeting)
             self._population.traffic.refused += 1
             return
+        side = meeting.sides[peer]
+        num_steps = max(0, side.state.since.steps - side.since.steps - 1)  # the last one is still to be counted down
         self._population.traffic.completed += not meeting.applied
         meeting.apply(self.peers[peer])
         del self._meetings[peer, meeting.fragment]
-        self._matcher.note_outer_step(peer, meeting.fragment, is_met=meeting.sides[peer].part > 0.0)
+        self._matcher.note_outer_step(peer, meeting.fragment, num_steps, is_met=side.part > 0.0)
 
     def _drop(self, meeting: Pair) -> None:
         assert not meeting.applied

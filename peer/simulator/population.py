@@ -39,8 +39,6 @@ if TYPE_CHECKING:
 
 COOLER: Final = "lower learning_rate, or the outer step (beta, alpha)"
 VALUE_BYTES: Final = 4
-FAR_STEPS: Final = 1_000_000
-OTHER_BATCHES: Final = 64
 INNER_VECTORS: Final = 3  # fast weights and the inner optimizer's two moments
 SHARED_VECTORS: Final = 4  # one gradient, and the temporaries of a meeting or a measurement
 ACTIVATION_VALUES: Final = 24  # kept for the backward pass, per token, layer and hidden unit; about
@@ -96,7 +94,7 @@ class SimulatedReplica:
     `rate` is the rate at which its learning rate schedule runs.
     """
 
-    def __init__(self, number: int, model: PreTrainedModel, layout: Layout, batches: Batches, scenario: Scenario, rate: Fraction) -> None:
+    def __init__(self, number: int, model: PreTrainedModel, layout: Layout, texts: Texts, scenario: Scenario, rate: Fraction) -> None:
         self.number = number
         self.model = model
         self.own_steps = 0
@@ -104,10 +102,11 @@ class SimulatedReplica:
         self.losses: list[float] = []  # of the inner steps since the recorder last cleared them
         self.parameters: dict[str, Tensor] = dict(model.named_parameters())
         self.weights = torch.empty(layout.numel, device=model.device)
-        self.batches = batches
+        self.batches = texts.batches[number]
         self.is_routed = False  # its gradients come from the micro-batches that pass through its stages (stages.py)
         self.clipped: list[list[Tensor]] = [list(self.parameters.values())]  # what is clipped together
         self.dtype = compute_dtype(scenario.manifest.inner.precision, model.device)
+        self._texts = texts
         self._settings = scenario.inner_settings_at(rate)
         self._manifest, outer = scenario.manifest, scenario.manifest.outer
         self.clock_budget = ClockBudget(outer.nominal_steps, outer.max_clock_gap_steps, self._settings.total_steps)
@@ -121,8 +120,8 @@ class SimulatedReplica:
         self.apply_gradient()
 
     def other_text(self) -> Tensor:
-        """Return sequences of this peer's text from far beyond the run, int64[N, L+1]."""
-        return torch.cat([self.batches.batch(step) for step in range(FAR_STEPS, FAR_STEPS + OTHER_BATCHES)]).to(self.weights.device)
+        """Return sequences of this peer's text on which it does not train now, int64[N, L+1]."""
+        return self._texts.other(self.number).to(self.weights.device)
 
     def taken_losses(self) -> list[float]:
         """Return the losses since the last call."""
@@ -199,7 +198,7 @@ def populate(scenario: Scenario, tokenizer: Tokenizer, texts: Texts, device: tor
     first = placed(model, device)
     models = [first, *(copy.deepcopy(first) for _ in schedules[1:])]
     replicas = tuple(
-        SimulatedReplica(number, one, layout, texts.batches[number], scenario, rate)
+        SimulatedReplica(number, one, layout, texts, scenario, rate)
         for number, (one, rate) in enumerate(zip(models, schedules, strict=True))
     )
     return Population(scenario, layout, replicas, texts)

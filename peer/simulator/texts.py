@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
 from random import Random
-from typing import Protocol
+from typing import Final, Protocol
 
 import torch
 from torch import Tensor
@@ -17,7 +17,11 @@ from gossamer.peer.text.batches import Draw
 from gossamer.peer.text.corpus import Corpus, ResidentCorpus, load_corpus
 from gossamer.peer.text.token_cache import Tokens
 from gossamer.peer.text.tokenizer import Tokenizer
+from gossamer.peer.trainer.text_training import probe_pool
 from gossamer.protocol.errors import BadSettings
+
+FAR_STEPS: Final = 1_000_000
+OTHER_BATCHES: Final = 64
 
 
 class Batches(Protocol):
@@ -59,6 +63,15 @@ class Texts:
     def held_out(self) -> Corpus:
         """Return the corpus with the held-out text."""
         return self.corpora[0]
+
+    def other(self, peer: int) -> Tensor:
+        """Return sequences of a peer's text from far beyond the run, int64[N, L+1].
+
+        Of a text with a place, which reading so far ahead would move, they are held-out ones, as those of real peers.
+        """
+        if self.held_out.cursor():
+            return probe_pool(self.corpora[peer])
+        return torch.cat([self.batches[peer].batch(step) for step in range(FAR_STEPS, FAR_STEPS + OTHER_BATCHES)])
 
     def close(self) -> None:
         """Stop threads and close files."""

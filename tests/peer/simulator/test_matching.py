@@ -146,3 +146,16 @@ def test_one_peer_by_itself_never_waits() -> None:
         chosen.arrange(Fraction(now), [0], hall)
         hall.busy.update(hall.alone)
     assert hall.alone == [(0, 0)]
+
+
+def test_steps_made_during_a_meeting_count_towards_the_next_one() -> None:
+    def steps_to_the_next(num_counted: int) -> int:
+        hall, chosen = Hall(), OnDemand(small_scenario(peers=2, inner_steps=20), 1)
+        chosen.note_outer_step(0, 0, num_counted)
+        for now in range(1, 40):
+            chosen.arrange(Fraction(now), [0], hall)
+            if hall.met:
+                return now
+        return 0
+
+    assert steps_to_the_next(0) == steps_to_the_next(3) + 3 > 3

@@ -158,12 +158,14 @@ class Nobody:
 
     def __init__(self) -> None:
         self.steps: list[tuple[int, int]] = []
+        self.num_counted: list[int] = []
 
     def arrange(self, now: Fraction, arrived: object, floor: object) -> None:
         pass
 
-    def note_outer_step(self, peer: int, fragment: int, *, is_met: bool = True) -> None:
+    def note_outer_step(self, peer: int, fragment: int, num_steps: int = 0, *, is_met: bool = True) -> None:
         self.steps.append((peer, fragment))
+        self.num_counted.append(num_steps)
 
 
 def by_hand(**choices: object) -> tuple[Population, Gossip, Nobody]:
@@ -264,6 +266,7 @@ def test_an_exchange_takes_its_time_and_training_goes_on() -> None:
     assert not torch.equal(table.peers[0].fragments[0].slow, slow)
     assert table.is_free(0, 0)
     assert matcher.steps == [(0, 0), (1, 0)]
+    assert matcher.num_counted == [1, 1], "the next countdown has begun with the snapshot, as that of real peers"
     assert tokens(table.peers[0])[0] == 2 * 32
 
 

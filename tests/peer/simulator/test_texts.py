@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import dataclass
 from fractions import Fraction
@@ -123,6 +124,19 @@ def test_skewed_peers_are_measured_alike(folder: Path, tmp_path: Path) -> None:
     plain, skewed = loaded(folder, tmp_path), loaded(folder, tmp_path, skew=1.0)
     for one, other in zip(plain.held_out.held_out_batches(3), skewed.held_out.held_out_batches(3), strict=True):
         assert torch.equal(one, other)
+
+
+def test_a_stream_is_read_from_its_begin_after_a_look_at_other_text(tmp_path: Path) -> None:
+    """A batch from far beyond the run would have moved it there for good."""
+    (data := tmp_path / "data").mkdir()
+    (data / "train.jsonl").write_text("".join(json.dumps({"text": f"document {number} of a data set"}) + "\n" for number in range(2000)))
+    made = scenario(small_manifest(data={"source": "huggingface", "name": str(data)}), {"peers": 2})
+    first, second = (load_texts(made, load_tokenizer(TokenizerSection()), data, tmp_path / "cache") for _ in range(2))
+    other = first.other(1)
+    assert other.shape[1] == 17 and torch.equal(other[0], first.held_out.held_out_batches(1)[0][0])
+    assert all(torch.equal(one.batch(0), same.batch(0)) for one, same in zip(first.batches, second.batches, strict=True))
+    first.close()
+    second.close()
 
 
 def test_a_text_too_small_for_so_many_parts_is_refused_with_the_numbers(folder: Path, tmp_path: Path) -> None:
