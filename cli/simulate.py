@@ -46,6 +46,13 @@ APPLIES_TO: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("stages", "activations"), ("", STAGED)),
     **dict.fromkeys(("cut", "churn", "loss", "clock_error", "reachable"), ("--swarm",)),
 }
+# Options that are settings of a simulation; those whose name there is another; and those that a text of --set says, too.
+SETTINGS = (
+    *("method", "codec", "peers", "steps", "inner_steps", "matching", "seed", "token_weights", "attack", "attackers"),
+    *("stages", "routing", "activations", "hop_delay", "bandwidth", "step_seconds"),
+)
+NAMES = {"bandwidth": "line_mbit", "step_seconds": "step_s"}
+LISTS = ("speeds", "delay", "drop_out", "skew")
 OF_A_MODEL = frozenset({"params", "layers", "hidden_size"})  # given by a manifest
 NETWORK_SETTINGS = ("codec", "peers", "inner_steps", "seed")  # settings of --set that apply to --network
 WITH = "leave it out; --network takes its own options in `peer simulate --help` and --peers, --codec, --inner-steps and --seed"
@@ -157,6 +164,8 @@ def simulate(manifest: ManifestFile = None, home: HomeFolder = DEFAULT_HOME, *, 
         return
     if options.plot:
         need_plot(options.plot)
+    if options.tokens and options.eval_batches:
+        raise BadSettings("--tokens and --eval-batches say the same in two ways", hint="leave one of them out")
     request = simulation_request(manifest, options)
     if options.network:
         print(network_answer(request, options, is_of_a_run=manifest is not None, as_json=as_json))
@@ -178,22 +187,12 @@ def simulation_request(manifest: Path | None, options: SimulationOptions) -> Sim
     """Return the manifest, changed by the options, as a request. Raises BadManifest."""
     from gossamer.peer.simulator.choices import SimulationRequest  # slow to import, like all that needs torch
 
-    steps = NUM_STEPS if options.steps is None and manifest is None else options.steps
-    chosen = {
-        name: getattr(options, name)
-        for name in (
-            *("method", "codec", "peers", "inner_steps", "matching", "seed", "token_weights", "attack", "attackers"),
-            *("stages", "routing", "activations", "hop_delay"),
-        )
-    }
-    chosen |= {"line_mbit": options.bandwidth, "step_s": options.step_seconds, "steps": steps}
-    texts = {name: getattr(options, name) for name in ("speeds", "delay", "drop_out", "skew")}
-    return SimulationRequest(
-        read_manifest(manifest, own_text=options.data is not None),
-        {name: value for name, value in chosen.items() if value is not None},
-        [*(f"{name}={text.replace(',', ':')}" for name, text in texts.items() if text is not None), *options.settings],
-        options.sweep,
-    )
+    base = read_manifest(manifest, own_text=options.data is not None)
+    if manifest is None:
+        base = changed(base, {"steps": NUM_STEPS})
+    given = {NAMES.get(name, name): getattr(options, name) for name in SETTINGS if name in options.model_fields_set}
+    texts = [f"{name}={text.replace(',', ':')}" for name in LISTS if (text := getattr(options, name)) is not None]
+    return SimulationRequest(base, given, [*texts, *options.settings], options.sweep)
 
 
 def settings_json(request: SimulationRequest) -> dict[str, Any]:
@@ -252,11 +251,12 @@ def staged_network_answer(manifest: Path | None, options: SimulationOptions, num
     """Return what to print on where a staged run pays: of a manifest, or of a model of the given size. Raises BadSettings, BadManifest."""
     from gossamer.peer.model.model import model_config, parameter_shapes
     from gossamer.peer.model.stages import manifest_cuts
-    from gossamer.peer.simulator.network import Network
+    from gossamer.peer.simulator.network import Links, Network, Workload
     from gossamer.peer.simulator.stage_network import LINES_MBIT, StagedModel, hidden_size_of, report
 
     run = changed(read_manifest(manifest), {name: given[name] for name in ("codec", "inner_steps", "stages") if name in given and manifest})
-    bits = Network(codec=options.codec or run.codec.name).bits_per_param
+    sizes = {"links": Links(bandwidth=options.bandwidth * 1e6), "workload": Workload(options.params, options.layers, options.step_seconds)}
+    bits = Network(codec=options.codec or run.codec.name, **sizes).bits_per_param
     if isinstance(run, StagedManifest):
         manifest_cuts(run)  # refuses what cannot be cut
         text = model_config(run.model).get_text_config()

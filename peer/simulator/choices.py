@@ -17,7 +17,7 @@ from gossamer.optim.inner import OPTIMIZERS
 from gossamer.peer.model.model import parameter_shapes
 from gossamer.peer.model.plan import fragment_codecs, model_plan
 from gossamer.peer.model.stages import manifest_cuts
-from gossamer.peer.simulator.methods import method
+from gossamer.peer.simulator.methods import METHODS, OF_SOME_METHODS, method
 from gossamer.peer.simulator.scenario import NUM_PEERS, Scenario, known
 from gossamer.peer.trainer.interval import afforded_steps
 from gossamer.protocol.errors import BadSettings
@@ -61,6 +61,8 @@ SCENARIO_NAMES: Final[dict[str, tuple[str, Callable[[str], Any], str]]] = {
 
 
 OF_STAGES: Final = ("micro_batch", "activations", "routing", "hop_delay", "attack_stage", "hop_checks")  # settings of staged runs alone
+OF_ATTACKS: Final = ("attack_from", "attack_stage", "hop_checks")
+OF_LINES: Final = {"line_mbit": "--bandwidth", "step_s": "--step-seconds"}  # settings that only an interval which finds itself uses
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,11 +75,40 @@ class SimulationRequest:
     axes: Sequence[str] = ()  # NAME=VALUE,VALUE
 
     def scenarios(self) -> list[tuple[dict[str, Any], Scenario]]:
-        """Return every combination of the axes' values with its scenario; without axes, one. Raises as `scenario`."""
-        choices = {**self.given, **dict(setting(text) for text in self.settings)}
-        axes = dict(axis(text) for text in self.axes)
-        points = [dict(zip(axes, values, strict=True)) for values in product(*axes.values())]
-        return [(point, scenario(self.base, {**choices, **point})) for point in points]
+        """Return every combination of the axes' values with its scenario; without axes, one.
+
+        Raises as `scenario`, and BadSettings for a setting that is given twice.
+        """
+        settings, axes = [setting(text) for text in self.settings], [axis(text) for text in self.axes]
+        names = [*self.given, *(name for name, _ in settings), *(name for name, _ in axes)]
+        if twice := [name for name in names if names.count(name) > 1]:
+            raise BadSettings(f"{twice[0]} is given twice", hint="give it once: as an option, with --set or with --sweep")
+        points = [dict(zip(dict(axes), values, strict=True)) for values in product(*dict(axes).values())]
+        return [(point, scenario(self.base, {**self.given, **dict(settings), **point})) for point in points]
+
+    def need_effects(self, points: Sequence[tuple[Mapping[str, Any], Scenario]]) -> None:
+        """Raise BadSettings for a given setting that none of the scenarios of `scenarios` uses in training."""
+        swept = points[0][0].keys()
+        for name in (*self.given, *(setting(text)[0] for text in self.settings), *swept):
+            reasons = [_unused(name, made) for _, made in points]
+            if None not in reasons and reasons[0] is not None:
+                why, way_out = reasons[0]
+                raise BadSettings(f"{OF_LINES.get(name, name)} has no effect {why}", hint=f"{way_out}, or leave it out")
+
+
+def _unused(name: str, made: Scenario) -> tuple[str, str] | None:
+    """Return why a scenario does not use a setting, and the way out; None if it does."""
+    outer = made.manifest.outer
+    chosen = method(outer.method)
+    if name in OF_STAGES and made.manifest.num_stages == 1:
+        return "without stages", "add --stages 2"
+    if name in OF_ATTACKS and not made.attack:
+        return "without an attack", "add --attack NAME --attackers N"
+    if name in OF_LINES and not (outer.inner_steps == "auto" and chosen.at_own_rate):
+        return "on a fixed interval", "add --inner-steps auto, and method noloco"
+    if name in OF_SOME_METHODS and name not in chosen.uses:
+        return f"with method {outer.method}", f"choose method {' or '.join(other for other, row in METHODS.items() if name in row.uses)}"
+    return None
 
 
 def scenario(base: Manifest, choices: Mapping[str, Any]) -> Scenario:
@@ -97,8 +128,6 @@ def scenario(base: Manifest, choices: Mapping[str, Any]) -> Scenario:
             table[key] = choices[known_name]
         elif known_name in defaults and (key not in table or (section != "fragments" and name != base.outer.method)):
             table[key] = defaults[known_name]
-    if "stages" not in choices and base.num_stages == 1 and (given := [known_name for known_name in OF_STAGES if known_name in choices]):
-        raise BadSettings(f"{given[0]} has no effect without stages", hint="add --stages 2, or leave it out")
     if "stages" in choices:
         tables.get("run", {}).pop("protocol", None)  # it follows from the number of stages
     manifest = Manifest.checked(tables)
@@ -114,7 +143,7 @@ def scenario(base: Manifest, choices: Mapping[str, Any]) -> Scenario:
         if not chosen.at_own_rate:
             raise BadSettings(f"method {name} cannot train a staged run", hint="choose noloco or local, or leave --stages out")
         manifest_cuts(manifest)  # refuse a model that cannot be cut now
-    if made.attack and not chosen.meets_in_pairs:
+    if made.attack and "attack" not in chosen.uses:
         raise BadSettings(f"--attack has no effect with method {name}", hint="peers of method noloco meet in pairs and can be attacked")
     chosen.train(made, 1)  # refuse a method's bad settings now, not after the model is built
     return made

@@ -29,7 +29,7 @@ class KeptRuns:
     def read(self) -> dict[int, tuple[Result | None, str]]:
         """Return each finished run's result, or None and its failure, by its number."""
         found: dict[int, tuple[Result | None, str]] = {}
-        with suppress(FileNotFoundError):
+        with suppress(OSError):  # there is none
             for line in self._file.read_text().splitlines():
                 with suppress(ValueError, KeyError, TypeError):  # a line that an interruption has cut
                     kept = json.loads(line)
@@ -42,10 +42,11 @@ class KeptRuns:
         self._file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         line = {"number": number, "result": asdict(row.result) if row.result else None, "failure": row.failure}
         with self._file.open("a") as out:
-            out.write(json.dumps(line) + "\n")
+            out.write("\n" + json.dumps(line))  # also behind a line that an interruption has cut
             out.flush()
             os.fsync(out.fileno())
 
     def remove(self) -> None:
         """Forget the runs: the sweep has ended."""
-        self._file.unlink(missing_ok=True)
+        with suppress(OSError):
+            self._file.unlink()

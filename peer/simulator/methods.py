@@ -37,7 +37,7 @@ class Method:
     common_vectors: int = 0
     one_replica: bool = False
     at_own_rate: bool = False  # peers step independently and meet in pairs or never, without error feedback; else all together
-    meets_in_pairs: bool = False
+    uses: tuple[str, ...] = ()  # of the settings that only some methods use
     own_length: bool = False  # at own rates: a schedule is as long as its peer's training; else all follow the fastest peer
 
     def size(self, scenario: Scenario) -> Size:
@@ -79,16 +79,19 @@ def _group(*, nesterov: bool, streams: bool = False) -> Callable[[Scenario, int]
     return train
 
 
+OF_GROUPS: Final = ("delay", "token_weights", "alpha", "beta", "clip", "staleness_penalty", "feedback")
 METHODS: Final[dict[str, Method]] = {
     "noloco": Method(
         lambda scenario, _: partial(gossip, rule=pair_rule(scenario), members=members),
         lambda _: {"alpha": 0.0, "beta": 1.0, "gamma": 1.0, "codec": PAIR_CODEC},
         own_vectors=2,
         at_own_rate=True,
-        meets_in_pairs=True,
+        uses=("delay", "token_weights", "alpha", "beta", "gamma", "no_partner", "matching", "attack", "attackers"),
     ),
-    "diloco": Method(_group(nesterov=True), lambda _: {"alpha": 0.9, "beta": 0.7, "codec": "fp32"}, common_vectors=2),
-    "diloco-heavy-ball": Method(_group(nesterov=False), lambda _: {"alpha": 0.3, "beta": 0.7, "codec": "fp32"}, common_vectors=2),
+    "diloco": Method(_group(nesterov=True), lambda _: {"alpha": 0.9, "beta": 0.7, "codec": "fp32"}, common_vectors=2, uses=OF_GROUPS),
+    "diloco-heavy-ball": Method(
+        _group(nesterov=False), lambda _: {"alpha": 0.3, "beta": 0.7, "codec": "fp32"}, common_vectors=2, uses=OF_GROUPS
+    ),
     "streaming": Method(
         _group(nesterov=True, streams=True),
         lambda num_peers: {
@@ -99,10 +102,14 @@ METHODS: Final[dict[str, Method]] = {
             "blocks_per_fragment": 3,
         },
         common_vectors=3,
+        uses=(*OF_GROUPS, "keep_local"),
     ),
-    "ddp": Method(lambda scenario, _: data_parallel, lambda _: {"codec": "fp32"}, common_vectors=1, one_replica=True),
+    "ddp": Method(
+        lambda scenario, _: data_parallel, lambda _: {"codec": "fp32"}, common_vectors=1, one_replica=True, uses=("delay", "feedback")
+    ),
     "local": Method(lambda scenario, _: train_alone, lambda _: {"codec": "fp32"}, at_own_rate=True, own_length=True),
 }
+OF_SOME_METHODS: Final = frozenset(name for row in METHODS.values() for name in row.uses)
 
 
 def method(name: str) -> Method:

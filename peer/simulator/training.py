@@ -55,11 +55,14 @@ class Venue:
 def run(
     request: SimulationRequest, venue: Venue, follow: Callable[[str, int, int, float], None], say: Callable[[str], None] = lambda line: None
 ) -> list[Row]:
-    """Run all simulations of a request and report progress to `follow`. Raises as `simulate`; in a sweep a divergence is a row.
+    """Run all simulations of a request and report progress to `follow`.
+
+    Raises as `simulate`, and BadSettings for a setting without effect; in a sweep a divergence is a row.
 
     A sweep keeps each finished run until its end, so the same request after an interruption runs only what is missing; `say` gets a line.
     """
     points = request.scenarios()
+    request.need_effects(points)
     if not points[0][0]:
         made = points[0][1]
         return [Row({}, simulate(made, venue, partial(follow, made.manifest.outer.method)))]
@@ -80,7 +83,10 @@ def run(
         except KeyboardInterrupt:
             say(f"interrupted: {len(rows)} of {len(points)} runs are kept; the same command runs the others")
             raise
-        kept.add(number, rows[-1])
+        try:
+            kept.add(number, rows[-1])
+        except OSError as error:
+            say(f"run {number} is not kept in {venue.cache}: {error.strerror}; an interruption would lose it")
     kept.remove()
     return rows
 
@@ -92,11 +98,11 @@ def simulate(scenario: Scenario, venue: Venue, watch: Watch) -> Result:
     BadManifest for impossible scenarios, Diverged when the training diverges.
     """
     started_s = time.monotonic()
+    if isinstance(scenario.manifest, FineTuningManifest):
+        raise BadManifest("`peer simulate` trains no fine-tuning run", hint="`peer host` and `peer join` do; --network estimates one")
     chosen = method(scenario.manifest.outer.method)
     device, _ = choose_device(venue.device)
     need_memory(scenario, device, chosen.size(scenario))
-    if isinstance(scenario.manifest, FineTuningManifest):
-        raise BadManifest("`peer simulate` trains no fine-tuning run", hint="`peer host` and `peer join` do; --network estimates one")
     tokenizer = load_tokenizer(scenario.manifest.tokenizer)
     texts = load_texts(scenario, tokenizer, venue.data, venue.cache)
     try:

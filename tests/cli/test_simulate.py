@@ -140,6 +140,8 @@ def test_text_output_names_method_and_codec(shell: Shell, manifest: Path) -> Non
         (("--matching", "never"), "matching is 'never'", ""),
         (("--stages", "2"), 'run.access is "open"', ""),
         (("--routing", "fixed"), "routing has no effect without stages", "--stages 2"),
+        (("--tokens", "64"), "--tokens and --eval-batches", "leave one of them out"),
+        (("--matching", "scheduled", "--method", "diloco"), "matching has no effect with method diloco", "choose method noloco"),
         (("--plot", "no-such-folder/x.png"), "the folder of no-such-folder/x.png", "--plot"),
         (("--peers", "100000000"), "100000000 replicas of", "--peers"),
         (
@@ -356,6 +358,9 @@ def test_the_formulas_of_a_manifest_are_those_of_its_model(shell: Shell, manifes
     [
         (("--stages", "40"), "12 layers cannot be cut into 40 stages"),
         (("--stages", "2", "--latency", "0.1"), "--latency has no effect with --network --stages"),
+        (("--stages", "2", "--params", "-1"), "--params must be a number between 1e-09 and 1e+18, and is -1"),
+        (("--stages", "2", "--params", "nan"), "--params must be a number between 1e-09 and 1e+18, and is nan"),
+        (("--stages", "2", "--bandwidth", "0"), "--bandwidth must be a number between 1e-09 and 1e+18, and is 0"),
         (("--stages", "2", "--activations", "int3"), "there are no activations 'int3'"),
         (("--activations", "int4"), "--activations has no effect with --network"),
     ],

@@ -9,6 +9,7 @@ from gossamer.peer.simulator.choices import SimulationRequest, axis, scenario, s
 from gossamer.peer.simulator.methods import METHODS
 from gossamer.protocol.errors import BadManifest, BadSettings
 from gossamer.protocol.run.manifest import Manifest
+from tests.peer.small import LLAMA
 
 BASE = Manifest()
 UNEVEN = (Fraction(4), Fraction(1))  # all wait 2.5 units of virtual time for a step of the slow ones
@@ -103,6 +104,43 @@ def test_a_grid_has_every_combination() -> None:
     assert [point for point, _ in points][:2] == [{"learning_rate": 1e-3, "inner_steps": 5}, {"learning_rate": 1e-3, "inner_steps": 25}]
     assert len(points) == 6
     assert all(made.manifest.outer.inner_steps == point["inner_steps"] and made.num_peers == 2 for point, made in points)
+
+
+def test_a_setting_is_given_once() -> None:
+    for request in (
+        SimulationRequest(BASE, {"seed": 1}, axes=["seed=1,2"]),
+        SimulationRequest(BASE, {}, ["seed=1", "seed=2"]),
+        SimulationRequest(BASE, {}, axes=["seed=1", "seed=2"]),
+    ):
+        with pytest.raises(BadSettings, match="seed is given twice"):
+            request.scenarios()
+
+
+@pytest.mark.parametrize(
+    ("settings", "axes", "why"),
+    [
+        (["method=diloco", "matching=scheduled"], [], "matching has no effect with method diloco"),
+        (["method=local", "delay=2"], [], "delay has no effect with method local"),
+        (["clip=2"], [], "clip has no effect with method noloco"),
+        (["method=diloco", "keep_local=0.1"], [], "keep_local has no effect with method diloco"),
+        (["attack_from=0.2"], [], "attack_from has no effect without an attack"),
+        (["hop_checks=none", "stages=2"], [], "hop_checks has no effect without an attack"),
+        (["stages=1", "routing=fixed"], [], "routing has no effect without stages"),
+        (["inner_steps=5", "line_mbit=20"], [], "--bandwidth has no effect on a fixed interval"),
+        ([], ["method=diloco,ddp", "gamma=0.5,1"], "gamma has no effect with method diloco"),
+    ],
+)
+def test_a_setting_that_no_simulation_uses_is_refused(settings: list[str], axes: list[str], why: str) -> None:
+    base = Manifest.checked({"model": {"config": LLAMA | {"tie_word_embeddings": False}}})
+    request = SimulationRequest(base, {}, settings, axes)
+    with pytest.raises(BadSettings, match=why) as caught:
+        request.need_effects(request.scenarios())
+    assert "leave it out" in caught.value.hint
+
+
+def test_a_setting_that_one_of_the_simulations_uses_is_none_without_effect() -> None:
+    request = SimulationRequest(BASE, {"delay": Fraction(1)}, ["gamma=0.5"], ["method=noloco,local,ddp"])
+    request.need_effects(request.scenarios())
 
 
 @pytest.mark.parametrize(

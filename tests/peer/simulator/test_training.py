@@ -253,6 +253,15 @@ def test_a_sweep_runs_and_names_every_point(simulated: list[Scenario]) -> None:
     assert rows[2].failure == "peer 0 diverged"
 
 
+def test_a_sweep_ends_where_its_runs_cannot_be_kept(simulated: list[Scenario], tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    said: list[str] = []
+    request = SimulationRequest(Manifest(), {"peers": 2}, axes=["seed=1,2"])
+    rows = training.run(request, Venue(tmp_path / "file" / "cache"), lambda *_: None, said.append)
+    assert len(rows) == len(simulated) == 2
+    assert [line.partition(": ")[2] for line in said] == ["Not a directory; an interruption would lose it"] * 2
+
+
 def test_a_sweep_with_an_impossible_point_does_not_start(simulated: list[Scenario]) -> None:
     with pytest.raises(BadSettings):
         training.run(SimulationRequest(Manifest(), {}, axes=["codec=fp32,modul4"]), VENUE, lambda *_: None)
