@@ -277,6 +277,8 @@ def swarm_answer(manifest: Path | None, options: SimulationOptions, *, as_json: 
     least, most = SWARM_PEERS
     if not least <= options.peers <= most:
         raise BadSettings(f"--peers must lie between {least} and {most} with --swarm", hint="for larger swarms see --network")
+    if not options.bandwidth > 0.0:
+        raise BadSettings("--bandwidth must be above 0 with --swarm", hint="a number without a unit is in Mbit/s")
     from gossamer.peer.simulator.swarm import SwarmScene, simulate_swarm
 
     tenths = 0

@@ -284,6 +284,7 @@ def test_options_of_the_others_are_refused_in_training(shell: Shell, given: tupl
         (NETWORK["variation"], "--variation has no effect with --swarm"),
         (("--network",), "--network and --swarm exclude each other"),
         (("--peers", "501"), "--peers must lie between 2 and 500 with --swarm"),
+        (("--bandwidth", "0"), "--bandwidth must be above 0 with --swarm"),
     ],
 )
 def test_options_without_effect_on_a_swarm_are_refused(shell: Shell, given: tuple[str, ...], reason: str) -> None:
