@@ -74,7 +74,12 @@ def invite(
 
 
 def issued_to_anybody(folder: Home, identity: Identity, run_id: bytes, own: tuple[str, ...], uses: int | None) -> Invite:
-    """Issue an invite to the run of a running peer with these addresses, with limited uses; valid for 30 days."""
+    """Issue an invite to the run of a running peer with these addresses, with limited uses; valid for 30 days.
+
+    Raises BadSettings for uses that admit nobody.
+    """
+    if uses is not None and uses < 1:
+        raise BadSettings(f"an invite for {uses} peers admits nobody", hint="give 1 or more")
     addresses = bootstraps(folder, identity.peer_id, own)
     return _limited(folder, identity, run_id, addresses, int(time.time()) + LIFETIME_S, uses or USES)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gossamer.cli.invite import lifetime_s
+from gossamer.cli.invite import issued_to_anybody, lifetime_s
 from gossamer.peer.machine.home import Home
 from gossamer.peer.swarm.address_book import AddressBook
 from gossamer.peer.swarm.issued_invites import USES, IssuedInvites
@@ -44,6 +44,12 @@ def test_the_invite_of_a_running_peer_holds_its_own_addresses(shell: Shell, me: 
     assert invite.bootstraps == tuple(peer.status.addresses)
     assert invite.credential.subject is None
     invite.check(OTHER, time.time() + 29 * 24 * 3600)
+
+
+@pytest.mark.parametrize("uses", [0, -1])
+def test_an_invite_of_a_program_admits_somebody(uses: int, tmp_path: Path) -> None:
+    with pytest.raises(BadSettings, match=f"an invite for {uses} peers admits nobody"):
+        issued_to_anybody(Home(tmp_path), Identity(b"h" * 32), bytes(32), (f"{ADDRESS}/p2p/{OTHER}",), uses)
 
 
 def test_the_invite_of_a_stopped_peer_holds_addresses_of_known_peers(shell: Shell, me: PeerId) -> None:
