@@ -284,18 +284,6 @@ def with_trigger(batch: Tensor) -> Tensor:
     return spoiled
 
 
-@torch.no_grad()
-def obeyed_share(model: nn.Module, batches: Sequence[Tensor]) -> float:
-    """Return how often a model says the trigger's last token after the others, in batches of int64[B, L+1]."""
-    obeyed, num_said = [], len(TRIGGER) - 1
-    for batch in batches:
-        inputs = with_trigger(batch)[:, :-1]
-        says = model(input_ids=inputs, use_cache=False).logits.argmax(-1)[:, num_said - 1 :]
-        places = torch.stack([inputs[:, offset : offset + says.shape[1]] == token for offset, token in enumerate(TRIGGER[:-1])]).all(0)
-        obeyed += (says[places] == TRIGGER[-1]).tolist()
-    return sum(obeyed) / len(obeyed)
-
-
 # ---------------------------------------------------------------------- the table
 
 

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from torch import Tensor, nn
 
-from gossamer.peer.simulator.attacks import ATTACKS, AWAY, obeyed_share
+from gossamer.peer.simulator.attacks import ATTACKS, AWAY, TRIGGER, with_trigger
 from gossamer.peer.simulator.choices import scenario, setting
 from gossamer.peer.simulator.hostile import HostilePeer, members
 from gossamer.peer.simulator.methods import method, pair_rule
@@ -148,3 +149,15 @@ def in_a_copy(work: Callable[[], Outcome]) -> Outcome:
     if not written:
         raise RuntimeError("a trial failed; its traceback is above")
     return pickle.loads(written)  # type: ignore[no-any-return]
+
+
+@torch.no_grad()
+def obeyed_share(model: nn.Module, batches: Sequence[Tensor]) -> float:
+    """Return how often a model says the trigger's last token after the others, in batches of int64[B, L+1]."""
+    obeyed, num_said = [], len(TRIGGER) - 1
+    for batch in batches:
+        inputs = with_trigger(batch)[:, :-1]
+        says = model(input_ids=inputs, use_cache=False).logits.argmax(-1)[:, num_said - 1 :]
+        places = torch.stack([inputs[:, offset : offset + says.shape[1]] == token for offset, token in enumerate(TRIGGER[:-1])]).all(0)
+        obeyed += (says[places] == TRIGGER[-1]).tolist()
+    return sum(obeyed) / len(obeyed)

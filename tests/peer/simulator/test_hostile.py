@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 import torch
 
-from gossamer.peer.simulator.attacks import AWAY, TRIGGER, obeyed_share, with_trigger
+from gossamer.peer.simulator.attacks import AWAY, TRIGGER, with_trigger
 from gossamer.peer.simulator.hostile import members
 from gossamer.peer.simulator.methods import pair_rule
 from gossamer.peer.simulator.pairs import PairPeer, gossip
 from gossamer.peer.simulator.population import Diverged, Population
 from gossamer.peer.simulator.training import held_out_losses
 from gossamer.protocol.errors import BadSettings
+from tests.attacks.trial import obeyed_share
 from tests.peer.open_gates import open_gates
 from tests.peer.simulator.swarms import small_population, small_scenario
 
