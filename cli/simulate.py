@@ -293,7 +293,10 @@ def swarm_answer(manifest: Path | None, options: SimulationOptions, *, as_json: 
         peers=options.peers, cut_s=options.cut, churn=options.churn, loss=options.loss, skew_s=options.clock_error,
         reachable=options.reachable, latency_s=options.latency, bandwidth=options.bandwidth * 1e6, seed=options.seed or 0,
     )  # fmt: skip
-    result = simulate_swarm(scene, read_manifest(manifest, own_text=False), follow)
+    run = read_manifest(manifest)
+    if run.num_stages > 1:
+        raise BadSettings("--swarm simulates peers that hold the whole model", hint="leave the manifest of the staged run out")
+    result = simulate_swarm(scene, run, follow)
     return json.dumps(asdict(result)) if as_json else swarm_text(result)
 
 

@@ -19,6 +19,7 @@ from gossamer.peer.simulator.population import Diverged
 from gossamer.peer.simulator.results import JSON_KEYS, Result
 from gossamer.peer.simulator.scenario import Scenario
 from gossamer.protocol.errors import ExitCode
+from gossamer.protocol.run.manifest import Manifest
 from tests.cli.shell import CommandResult, Shell
 from tests.peer.small import LLAMA, small_manifest
 
@@ -290,6 +291,12 @@ def test_options_of_the_others_are_refused_in_training(shell: Shell, given: tupl
 def test_options_without_effect_on_a_swarm_are_refused(shell: Shell, given: tuple[str, ...], reason: str) -> None:
     result = shell("simulate", "--swarm", *given)
     assert (result.code, result.complaint[0], result.out) == (2, reason, "")
+
+
+def test_a_swarm_of_a_staged_run_is_refused(shell: Shell, tmp_path: Path) -> None:
+    (tmp_path / "staged.toml").write_text(Manifest.checked({"stages": {"count": 2}}).to_toml())
+    result = shell("simulate", "--swarm", tmp_path / "staged.toml", "--peers", "4")
+    assert (result.code, result.complaint[0]) == (2, "--swarm simulates peers that hold the whole model")
 
 
 def test_a_swarm_of_real_nodes(shell: Shell) -> None:
