@@ -255,8 +255,8 @@ def staged_network_answer(manifest: Path | None, options: SimulationOptions, num
     from gossamer.peer.simulator.stage_network import LINES_MBIT, StagedModel, hidden_size_of, report
 
     run = changed(read_manifest(manifest), {name: given[name] for name in ("codec", "inner_steps", "stages") if name in given and manifest})
-    sizes = {"links": Links(bandwidth=options.bandwidth * 1e6), "workload": Workload(options.params, options.layers, options.step_seconds)}
-    bits = Network(codec=options.codec or run.codec.name, **sizes).bits_per_param
+    codec, work = options.codec or run.codec.name, Workload(options.params, options.layers, options.step_seconds)
+    bits = Network(codec=codec, links=Links(bandwidth=options.bandwidth * 1e6), workload=work).bits_per_param  # refuses impossible sizes
     if isinstance(run, StagedManifest):
         manifest_cuts(run)  # refuses what cannot be cut
         text = model_config(run.model).get_text_config()
