@@ -46,7 +46,7 @@ APPLIES_TO: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("stages", "activations"), ("", STAGED)),
     **dict.fromkeys(("cut", "churn", "loss", "clock_error", "reachable"), ("--swarm",)),
 }
-# Options that are settings of a simulation; those whose name there is another; and those that a text of --set says, too.
+# The options that are settings of a simulation. NAMES: the setting's name where the option has another. LISTS: read as --set reads them.
 SETTINGS = (
     *("method", "codec", "peers", "steps", "inner_steps", "matching", "seed", "token_weights", "attack", "attackers"),
     *("stages", "routing", "activations", "hop_delay", "bandwidth", "step_seconds"),

@@ -79,19 +79,19 @@ class SimulationRequest:
 
         Raises as `scenario`, and BadSettings for a setting that is given twice.
         """
-        settings, axes = [setting(text) for text in self.settings], [axis(text) for text in self.axes]
-        names = [*self.given, *(name for name, _ in settings), *(name for name, _ in axes)]
+        settings, swept = [setting(text) for text in self.settings], [axis(text) for text in self.axes]
+        names = [*self.given, *(name for name, _ in settings), *(name for name, _ in swept)]
         if twice := [name for name in names if names.count(name) > 1]:
             raise BadSettings(f"{twice[0]} is given twice", hint="give it once: as an option, with --set or with --sweep")
-        points = [dict(zip(dict(axes), values, strict=True)) for values in product(*dict(axes).values())]
-        return [(point, scenario(self.base, {**self.given, **dict(settings), **point})) for point in points]
+        choices, axes = {**self.given, **dict(settings)}, dict(swept)
+        points = [dict(zip(axes, values, strict=True)) for values in product(*axes.values())]
+        return [(point, scenario(self.base, {**choices, **point})) for point in points]
 
     def need_effects(self, points: Sequence[tuple[Mapping[str, Any], Scenario]]) -> None:
         """Raise BadSettings for a given setting that none of the scenarios of `scenarios` uses in training."""
-        swept = points[0][0].keys()
-        for name in (*self.given, *(setting(text)[0] for text in self.settings), *swept):
-            reasons = [_unused(name, made) for _, made in points]
-            if None not in reasons and reasons[0] is not None:
+        for name in (*self.given, *(setting(text)[0] for text in self.settings), *points[0][0]):
+            reasons = [reason for _, made in points if (reason := _unused(name, made))]
+            if len(reasons) == len(points):
                 why, way_out = reasons[0]
                 raise BadSettings(f"{OF_LINES.get(name, name)} has no effect {why}", hint=f"{way_out}, or leave it out")
 
