@@ -62,11 +62,9 @@ class Place:
     def _begin(self, model: nn.Module, optimizers: Sequence[Optimizer], most_steps: float) -> None:
         """Host or join, and wait until training may begin. `most_steps`: after which the framework ends training."""
         self._end(RuntimeError("training begins again"))
-        run, evaluate, home, state, settings = self._run_or_invite, self._evaluate, self._home, self._state, self._settings
-        if isinstance(run, Run):
-            swarm = host(run, model, optimizers, evaluate=evaluate, home=home, state=state, settings=settings)
-        else:
-            swarm = join(run, model, optimizers, evaluate=evaluate, home=home, state=state, settings=settings)
+        run = self._run_or_invite
+        start = partial(host, run) if isinstance(run, Run) else partial(join, run)
+        swarm = start(model, optimizers, evaluate=self._evaluate, home=self._home, state=self._state, settings=self._settings)
         self._swarm, self._optimizers = swarm, optimizers
         self._open.push(swarm)
         try:
