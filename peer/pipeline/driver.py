@@ -34,7 +34,6 @@ class OpenLane:
     """A lane while its stream is open."""
 
     lane: UpLane | DownLane
-    stream: Stream
     writer: LaneWriter
     end: asyncio.Future[CloseLane]  # set when this side ends it
     writing: asyncio.Task[None]  # ends with the stream, or when this side's last message has left
@@ -57,7 +56,8 @@ class Pipeline:
     on_opposed: Callable[[commands.SourceOpposed], None]
     changes: Changes = field(default_factory=Changes)
     lanes: dict[int, OpenLane] = field(default_factory=dict)
-    _ended_bytes: tuple[int, int] = (0, 0)  # sent and received on lanes that have ended
+    _streams: list[Stream] = field(default_factory=list)  # of all lanes whose last message has not left
+    _ended_bytes: tuple[int, int] = (0, 0)  # sent and received on other lanes
     _events: deque[events.Event] = field(default_factory=deque)
     _is_handling: bool = False
     _timer: asyncio.TimerHandle | None = None
@@ -83,8 +83,7 @@ class Pipeline:
     def carried_bytes(self) -> tuple[int, int]:
         """Return the bytes that were sent and received on all lanes."""
         sent, received = self._ended_bytes
-        streams = [open_lane.stream for open_lane in self.lanes.values()]
-        return sent + sum(stream.bytes_sent for stream in streams), received + sum(stream.bytes_received for stream in streams)
+        return sent + sum(one.bytes_sent for one in self._streams), received + sum(one.bytes_received for one in self._streams)
 
     def wake(self) -> None:
         """Look again at what may begin: the trainer or the run has changed."""
@@ -111,7 +110,8 @@ class Pipeline:
         writer = LaneWriter(stream, self.payloads, self._on_sent, self._on_lost)
         own_end: asyncio.Future[CloseLane] = asyncio.get_running_loop().create_future()
         reading, writing = asyncio.create_task(self._read(number, stream)), asyncio.create_task(writer.run())
-        self.lanes[number] = OpenLane(lane, stream, writer, own_end, writing)
+        self.lanes[number] = OpenLane(lane, writer, own_end, writing)
+        self._streams.append(stream)
         try:
             self.handle(events.LaneOpened(lane))
             await asyncio.wait((reading, own_end), return_when=asyncio.FIRST_COMPLETED)
@@ -123,6 +123,7 @@ class Pipeline:
             self.lanes.pop(number, None)
             self.handle(events.LaneGone(number))
             await cancel(reading, writing)
+            self._streams.remove(stream)
             sent, received = self._ended_bytes
             self._ended_bytes = sent + stream.bytes_sent, received + stream.bytes_received
             stream.close()

@@ -53,6 +53,9 @@ def test_bytes_losses_and_lanes_are_counted(tmp_path: Path) -> None:
         assert 1.0 < hops["sent"] / (there * (TOKEN_BYTES + VALUE_BYTES)) < 1.1
         assert 0.95 < hops["received"] / (hops["outcomes"]["trained"] * VALUE_BYTES) < 1.1
         assert last.status.hops["outcomes"]["answered"] >= there
+        before = first.pipeline.carried_bytes()
+        first.pipeline.end_lane(next(iter(first.pipeline.lanes.values())), "a test")
+        assert min(now - was for now, was in zip(first.pipeline.carried_bytes(), before, strict=True)) >= 0, "while its last message leaves"
 
     play(StagedRun(tmp_path, 2, 2), story)
 
