@@ -12,14 +12,14 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from gossamer.peer.link.messages import Declined, HopRequest, Lost
+from gossamer.peer.link.messages import HopRequest
 from gossamer.peer.link.payload_folder import PayloadFolder
 from gossamer.peer.link.socket import LinkLost, NodeEnd
 from gossamer.peer.pipeline import commands, events
 from gossamer.peer.pipeline.carrier import Carrier
 from gossamer.peer.pipeline.commands import CloseLane
 from gossamer.peer.pipeline.lane import DownLane, UpLane
-from gossamer.peer.pipeline.lane_writer import LaneWriter, Outgoing
+from gossamer.peer.pipeline.lane_writer import LaneWriter
 from gossamer.protocol.errors import PeerMisbehaved, RefusalCode, Refused, TransportError
 from gossamer.protocol.limits import REFUSAL_DETAIL_CHARS
 from gossamer.protocol.messages.messages import HopAnswer, HopForward, Refusal
@@ -176,11 +176,11 @@ class Pipeline:
         self._due_s, self._timer = math.inf, None
         self.handle(events.TimePassed())
 
-    def _on_sent(self, sent: Outgoing) -> None:
+    def _on_sent(self, sent: commands.SendHop) -> None:
         if isinstance(sent.message, HopAnswer):
             self.handle(events.HopSent(sent.hop))
 
-    def _on_lost(self, lost: Outgoing) -> None:
+    def _on_lost(self, lost: commands.SendHop) -> None:
         self.handle(events.FileLost(lost.hop))
 
     # ------------------------------------------------------------------ commands
@@ -189,18 +189,16 @@ class Pipeline:
         match command:
             case commands.AskForHop(request):
                 spawn(self._ask(request), self._asking, f"hop {request.hop}")
-            case commands.TellLost(hop):
-                self.link.notify(Lost(hop))
-            case commands.SendHop():
-                self._send(command)
+            case commands.SendHop(lane):
+                if lane in self.lanes:
+                    self.lanes[lane].writer.put(command)
+                    self._end_if_full(lane)
             case commands.SendNotice(lane, notice):
                 if lane in self.lanes:
                     self.lanes[lane].writer.notify(notice)
                     self._end_if_full(lane)
-            case commands.StoreChunk(hop, file, data):
-                self._store(hop, file, data)
-            case commands.RemoveFile(file):
-                self.payloads.remove(file)
+            case commands.StoreChunk():
+                self._store(command)
             case commands.RemoveHop(hop):
                 self.payloads.remove_hop(hop)
             case commands.CloseLane():
@@ -215,22 +213,19 @@ class Pipeline:
             case commands.SourceOpposed():
                 self.on_opposed(command)
 
-    def _send(self, command: commands.SendHop) -> None:
-        if command.lane in self.lanes:
-            self.lanes[command.lane].writer.put(Outgoing(command.hop, command.message, command.files))
-            self._end_if_full(command.lane)
-
     def _end_if_full(self, lane: int) -> None:
         """End a lane whose partner does not read."""
         if self.lanes[lane].writer.is_full:
             self._events.append(events.LaneGone(lane))
             self._end(CloseLane(lane, "nothing of what waits is read", silent_s=FLUSH_S))
 
-    def _store(self, hop: int, file: str, data: bytes) -> None:
+    def _store(self, chunk: commands.StoreChunk) -> None:
         try:
-            self.payloads.append(file, data)
+            if chunk.is_first:
+                self.payloads.remove(chunk.file)
+            self.payloads.append(chunk.file, chunk.data)
         except OSError:  # the disk is full
-            self._events.append(events.FileLost(hop))
+            self._events.append(events.FileLost(chunk.hop))
 
     def _end(self, close: CloseLane) -> None:
         """Tell the partner why, and have `carry` return."""
@@ -243,9 +238,6 @@ class Pipeline:
         open_lane.end.set_result(close)
 
     async def _ask(self, request: HopRequest) -> None:
-        if request.hop not in self.carrier.hops:  # it ended before this task began: the trainer has been told
-            self.handle(events.TrainerReplied(Declined(request.hop, "the hop is over")))
-            return
         try:
             reply = await self.link.pass_hop(request)
         except LinkLost:

@@ -285,7 +285,7 @@ def test_a_disk_that_fills_up_with_the_last_bytes_of_a_hop_costs_that_hop_only(t
     async def story(run: StagedRun) -> None:
         last = run.of(1)[0]
         await run.until(lambda: last.trainer.steps >= 2)
-        num_lost = len(last.trainer.lost)
+        num_late = len(last.trainer.late)
         for _ in range(100_000):
             begun = [path for path in last.payloads.path("").glob("hop-*") if HopFile.PARTNER_FORWARD.value in path.name]
             if half := [path for path in begun if path.stat().st_size < VALUE_BYTES]:
@@ -293,7 +293,7 @@ def test_a_disk_that_fills_up_with_the_last_bytes_of_a_hop_costs_that_hop_only(t
                 half[0].symlink_to("/dev/full")
                 break
             await asyncio.sleep(0.001)
-        await run.until(lambda: len(last.trainer.lost) > num_lost, 5.0)
+        await run.until(lambda: len(last.trainer.late) > num_late, 5.0)
         steps = last.trainer.steps
         await run.until(lambda: last.trainer.steps > steps + 3, 20.0)
 
