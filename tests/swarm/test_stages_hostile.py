@@ -298,15 +298,13 @@ def test_a_holder_loses_its_lanes_with_its_membership_and_by_a_ban(victim: int, 
         (holder,) = run.of(victim)
         not_after_s = int(run.network.now_s()) + (60 if how == "expired" else 3600)
         invite = Invite.issue(host, manifest.run_id, (f"/ip4/192.0.2.1/tcp/1/p2p/{host.peer_id}",), None, not_after_s)
-        credential = invite.credential_for(MALLORY.peer_id)
-        await greeted(run, victim, 1 - victim, credential=credential)
+        await greeted(run, victim, 1 - victim, credential=invite.credential_for(MALLORY.peer_id))
         await asyncio.sleep(5.0)
         assert MALLORY.peer_id in [one.lane.partner for one in holder.pipeline.lanes.values()]
         if how == "banned":
             holder.peer.book.ban(MALLORY.peer_id, loop_s(), "it gives values that are not finite")  # to its ward, in another stream
         if how == "revoked":
-            revocation = Revocation(manifest.run_id, host.peer_id, MALLORY.peer_id, 1).signed(host)
-            holder.carrying.membership.terms.revocations.add(revocation)
+            holder.carrying.membership.terms.revocations.add(Revocation(manifest.run_id, host.peer_id, MALLORY.peer_id, 1).signed(host))
         await asyncio.sleep(60.0 if how == "expired" else 3.0)
         assert MALLORY.peer_id not in [one.lane.partner for one in holder.pipeline.lanes.values()]
         assert holder.pipeline.lanes, "the lanes of members stay"

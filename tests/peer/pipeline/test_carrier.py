@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from gossamer.peer.link.messages import Backward, Declined, Forward, Forwarded, HopFile, HopReply, Returned, hop_file
+from gossamer.peer.link.messages import Backward, Declined, Forward, Forwarded, HopFile, Returned, hop_file
 from gossamer.peer.pipeline import commands, events
 from gossamer.peer.pipeline.carrier import MOST_DELAYS, MOST_TRIES, NOBODY_ABOVE_S, Carrier
 from gossamer.peer.pipeline.commands import Command, HopOutcome
@@ -360,37 +360,6 @@ def test_a_driver_keeps_its_hops_until_the_next_stage_is_back() -> None:
     assert [hop.state for hop in driver.carrier.hops.values()] == [HopState.READY] * 2
     done = driver.take(events.LaneOpened(DownLane.opened(3, BOB.peer_id, 2, driver.carrier.stage)))
     assert [command.hop for command in done if isinstance(command, commands.SendHop)] == [first, second]
-
-
-def test_a_driver_has_at_most_two_batches_on_their_way() -> None:
-    driver = Middle(stage=0)
-    driver.carrier.down[HIGH].window = driver.carrier.down[HIGH].answers = 100
-    driver.carrier.may_begin = True
-    driver.take(events.TimePassed())
-    assert len(driver.carrier.hops) == 8
-
-
-def test_a_driver_begins_no_micro_batch_of_the_batch_after_next_before_its_step() -> None:
-    """One that is back makes no room before the step. A partner that keeps as many as a batch has does not stop the driver."""
-    driver = Middle(stage=0)
-    driver.carrier.down[HIGH].window = driver.carrier.down[HIGH].answers = 100
-    driver.carrier.may_begin = True
-    driver.take(events.TimePassed())
-    sent = {hop: driver.leave(hop).number for hop in list(driver.carrier.hops)}
-    kept, hops = list(sent)[:4], list(sent)[4:]
-
-    def begun_after(hop: int, reply: HopReply) -> int:
-        assert driver.say(HIGH, *answer(sent[hop], window=100))[-1] == commands.AskForHop(driver.carrier.hops[hop].backward(""))
-        return sum(isinstance(command, commands.AskForHop) for command in driver.take(events.TrainerReplied(reply)))
-
-    for gathered, hop in enumerate(hops[:3], 1):
-        assert begun_after(hop, Returned(hop, 2.5, num_gathered=gathered)) == 0
-    assert begun_after(hops[3], Returned(hops[3], 2.5)) == 4, "the batch is whole, and the trainer steps first"
-    assert begun_after(kept[0], Returned(kept[0], 2.5, num_gathered=1)) == 0
-    assert begun_after(kept[1], Declined(kept[1], "too late")) == 1
-    done = driver.take(events.TrainerReplied(Forwarded(max(driver.carrier.hops), measure=True, num_gathered=1)))
-    assert sum(isinstance(command, commands.AskForHop) for command in done) == 1, "held-out text is no part of a batch"
-    assert begun_after(kept[2], Returned(kept[2], 2.5, num_gathered=2)) == 0
 
 
 def test_a_holder_that_stops_answers_what_is_under_way_and_takes_nothing_new() -> None:
