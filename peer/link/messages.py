@@ -206,10 +206,10 @@ class Backward(OfHop):
     PARTNER_BACKWARD of `copies`: the mean of those that are alike is used.
     """
 
-    name: str  # this and the next three: as in Begin or Forward, and in Forwarded
+    name: str  # hex; as in Begin and Forward, and so are the next two
     measure: bool
     source: str
-    own_steps: int
+    own_steps: int  # as in Forwarded
     loss: float  # nats per token, of this micro-batch at the last stage
     copies: tuple[tuple[int, float], ...] = ()  # hops with their losses
 

@@ -168,8 +168,8 @@ class Carrier:
         if self._is_stopping:
             return "leaving"
         under_way = (other.name for other in self.hops.values() if other is not hop)
-        hop.is_known = hop.name in self._added or hop.name in self._lost.values() or hop.name in under_way
-        if hop.is_known:
+        hop.is_known = hop.name in self._added or hop.name in under_way
+        if hop.is_known or hop.name in self._lost.values():  # of these own trainer may add some: the lower stage asks again
             return "this micro-batch is here already"
         if self.free_bytes < self.stage.files_bytes:
             return "the payload folder has too little room"

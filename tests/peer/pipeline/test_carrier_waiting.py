@@ -6,15 +6,18 @@ from gossamer.peer.link.messages import Declined, Forwarded, HopReply, Returned
 from gossamer.peer.pipeline import commands, events
 from gossamer.peer.pipeline.commands import Command
 from gossamer.peer.pipeline.hop import HopState
-from gossamer.peer.pipeline.lane import FIRST_PATIENCE_S, LEAST_PATIENCE_S
-from gossamer.protocol.messages.messages import HopAnswer, NoticeKind
+from gossamer.peer.pipeline.lane import FIRST_PATIENCE_S, LEAST_PATIENCE_S, UpLane
+from gossamer.protocol.messages.messages import HopAnswer, HopForward, NoticeKind
 from tests.peer.pipeline.test_carrier import (
     HIGH,
     LOW,
+    NAME,
     Middle,
     answer,
+    chunks_of_forward,
     notices,
 )
+from tests.protocol.samples import ALICE
 
 
 def test_a_holder_that_waits_for_a_stranger_above_tells_the_lower_stage_in_time() -> None:
@@ -45,6 +48,17 @@ def test_an_overdue_hop_costs_its_lane_only_where_no_other_is_answered() -> None
     while middle.carrier.down:  # the same hop again, and no other answer
         closed += [command for command in middle.pass_time() if isinstance(command, commands.CloseLane)]
     assert [command.lane for command in closed if isinstance(command, commands.CloseLane)] == [HIGH]
+
+
+def test_a_micro_batch_whose_lane_has_broken_comes_again_once_the_trainer_has_let_it_go() -> None:
+    last = Middle(stage=2)
+    hop = last.arrive()
+    last.take(events.LaneGone(LOW))
+    last.take(events.LaneOpened(UpLane(LOW, ALICE.peer_id, 2)))
+    done = last.say(LOW, HopForward(1, NAME, False, 0), *chunks_of_forward())
+    assert notices(done) == [(LOW, 1, NoticeKind.DECLINED)], "not KNOWN, which would make the lower stage give it up"
+    last.take(events.TrainerReplied(Declined(hop, "its files are gone")))
+    last.arrive(2)
 
 
 def test_a_starving_trainer_is_granted_more_and_a_full_one_less() -> None:
