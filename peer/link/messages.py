@@ -176,10 +176,10 @@ class Hold(LinkRecord):
 
 
 class Begin(OfHop):
-    """At stage 0: begin a micro-batch, once the trainer may. Answered by Forwarded, or Declined.
+    """At stage 0: begin a micro-batch. Answered by Forwarded, or Declined.
 
-    Forwarded follows OWN_TOKENS and OWN_FORWARD. The trainer takes the next windows of its text in the order of these requests, and may let
-    one wait: at most two batches are on their way. It may take a held-out window instead, and says so in Forwarded.
+    Forwarded follows OWN_TOKENS and OWN_FORWARD. The trainer takes the next windows of its text in the order of these requests. It may take
+    a held-out window instead, and says so in Forwarded.
     """
 
     name: str  # hex; 16 random bytes: the micro-batch's name at every stage
@@ -206,12 +206,12 @@ class Backward(OfHop):
     PARTNER_BACKWARD of `copies`: the mean of those that are alike is used.
     """
 
+    name: str  # hex; as in Begin and Forward, and so are the next two
+    measure: bool
+    source: str
+    own_steps: int  # as in Forwarded
     loss: float  # nats per token, of this micro-batch at the last stage
     copies: tuple[tuple[int, float], ...] = ()  # hops with their losses
-
-
-class Lost(OfHop):
-    """Forget a hop that was withdrawn or declined. Its open request is still answered: by Declined, if it is not carried out any more."""
 
 
 class FollowClock(LinkRecord):
@@ -326,6 +326,8 @@ class Forwarded(OfHop):
 
     measure: bool = False  # at stage 0: this is held-out text
     global_step: int = 0  # the trainer's
+    own_steps: int = 0  # of the trainer, for Backward: a gradient of much older weights is declined
+    num_gathered: int = 0  # at stage 0: micro-batches in the gradient of the trainer's next step
 
 
 class Returned(OfHop):
@@ -336,6 +338,7 @@ class Returned(OfHop):
     evidence: str = ""  # why
     global_step: int = 0  # the trainer's
     opposed: str = ""  # why the source of this hop is to send no more of them; empty if it may
+    num_gathered: int = 0  # as in Forwarded
 
 
 class Unlike(OfHop):
@@ -388,7 +391,7 @@ HopRequest = Begin | Forward | Backward
 AnsweredRequest = MeetingRequest | WritingRequest | BringUp | WriteResult | Adopt | MoveFragments
 AnyTimeRequest = CodingRequest | WritingRequest | NodeReport
 BesideRequest = Open | Check | Apply | Drop | Solo | Defer  # these need weights that nobody changes meanwhile
-Notification = Drop | Solo | Defer | StepBack | NodeReport | Start | FinishDone | Hold | Lost | FollowClock
+Notification = Drop | Solo | Defer | StepBack | NodeReport | Start | FinishDone | Hold | FollowClock
 Request = AnsweredRequest | HopRequest | Notification
 HopReply = Forwarded | Returned | Unlike | Declined
 Reply = Opened | Unavailable | SketchReady | PayloadReady | Checked | Applied | Written | Adopted | FragmentsMoved

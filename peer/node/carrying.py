@@ -11,7 +11,7 @@ import asyncio
 import itertools
 import logging
 import random
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -20,6 +20,7 @@ from gossamer.peer.link.messages import FollowClock
 from gossamer.peer.link.socket import NodeEnd
 from gossamer.peer.node.lasting import HeldShare, Lasting
 from gossamer.peer.node.rebalancing import WAITING_LOOKS
+from gossamer.peer.node.stage_end import StageEnd
 from gossamer.peer.node.stage_report import StageReport
 from gossamer.peer.pipeline.commands import AnswersCompared, CloseLane, SourceOpposed
 from gossamer.peer.pipeline.driver import OpenLane, Pipeline
@@ -33,7 +34,6 @@ from gossamer.peer.swarm.sybil_groups import SybilGroups
 from gossamer.protocol.addresses import network_seen
 from gossamer.protocol.errors import BadMessage, PeerMisbehaved, RefusalCode, Refused, TransportError
 from gossamer.protocol.identity import PeerId
-from gossamer.protocol.limits import RECORD_LIFETIME_S
 from gossamer.protocol.messages.messages import Lane, RunPhase
 from gossamer.protocol.messages.terms import BATCHES_AWAY, StageTerms, check_member
 from gossamer.protocol.run.invite import Credential
@@ -49,13 +49,6 @@ LOOK_S = 1.0  # between two looks at which lanes are missing
 REDRAW_S = 60.0
 UNCALLED_S = 3.0  # without a lane from the stage below, until we open one
 CONNECT_S = 15.0
-OVER_S = 60.0  # all holders of a neighbouring stage must have ended for so long: a restarted one is back by then
-NEAR_OVER_S = 2.0  # likewise in the last NEAR_SHARE-th of the run
-NEAR_SHARE = 10
-END_WAIT_S = 600.0  # at the end of the run a stage serves the lower one for so long, or for longer if steps are long
-GONE_S = 60.0  # between the last sign of a holder that answers no call and signs of others: a restarted one is back by then
-GONE_CALLS = 2  # that fail in a row
-OVER_SHARE = 2  # before a half of the run, nobody can have come to its end
 FAREWELL_S = 0.5  # for the last message of each lane, when this peer leaves
 REST_S = 600.0  # of a holder whose answers are unlike those of others, or whose micro-batches all others oppose
 YOUNG_S = 5.0  # both sides have opened a lane at the same moment: the first one stands
@@ -84,6 +77,7 @@ class Carrying:
     rng: random.Random
     report: StageReport
     groups: SybilGroups
+    end: StageEnd
     waiting: HeldShare = field(default_factory=lambda: HeldShare(WAITING_LOOKS))  # own trainer has no micro-batch, though there are lanes
     _numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
     _times: dict[int, LaneTimes] = field(default_factory=dict)  # by lane
@@ -95,9 +89,6 @@ class Carrying:
     _redrawn_s: float = 0.0
     _uncalled_s: float = 0.0  # since when no lane from the stage below is open; loop time
     _without_lane: Lasting = field(default_factory=Lasting)  # a neighbouring stage has no lane with us while we train
-    _over: Lasting = field(default_factory=Lasting)  # all holders of a neighbouring stage have ended
-    _serving: Lasting = field(default_factory=Lasting)  # the lower stage is at its last steps, which ours waits for
-    _stepped_s: deque[float] = field(default_factory=lambda: deque(maxlen=5))  # when our step grew last; loop time without pauses
     _told_steps: int = 0  # the highest global step that the trainer was told since its last step
     _seen_step: int = 0  # the trainer's last reported global step
 
@@ -205,13 +196,13 @@ class Carrying:
         if is_training and has_lanes:
             self.waiting.look(not any(hop.is_work for hop in carrier.hops.values()))
         if not is_training:
-            self._stepped_s = deque((at_s + LOOK_S for at_s in self._stepped_s), self._stepped_s.maxlen)  # a pause is no long step
-            self._over, self._serving = Lasting(), Lasting()
+            self.end.pause(LOOK_S)
             self.waiting.clear()
             self._rest()
             return
-        self._end_with_neighbours()
-        self._end_without_membership()
+        if self.end.look(self.lifecycle.global_step):
+            self.link.notify(FollowClock(self.membership.total_steps, is_unlimited=True))
+        self._end_unwelcome()
         self._group_partners()
         self._retire()
         num_down = len(self._called_down) + sum(self.peer_exchange.book.get(peer).stage == self._next_stage for peer in self._calling)
@@ -234,67 +225,22 @@ class Carrying:
             if global_step < seen:
                 self.report.go_back()
             self._seen_step = self._told_steps = global_step
-            self._stepped_s.append(loop_s())
+            self.end.note_step()
             self.pipeline.wake()
 
-    def _end_with_neighbours(self) -> None:
-        """End the training with a neighbouring stage: nobody of it carries hops with us, and all its holders have ended the run.
-
-        Only holders that have carried hops with us count: no stranger ends a run. A stage after the first makes no last step of its own. It
-        serves the lower stage until that has ended, for END_WAIT_S or the time of eight steps at most.
-        """
-        total, left_steps = self.membership.total_steps, self.membership.total_steps - self.lifecycle.global_step
-        is_near = NEAR_SHARE * left_steps <= total
-        ended = any(self._has_ended(stage, is_near=is_near) for stage in self._stages_apart())
-        self._over.look(ended and OVER_SHARE * self.lifecycle.global_step >= total)
-        self._serving.look(not self.stage.is_first and self._serves_the_last(left_steps))
-        over_s = NEAR_OVER_S if is_near else OVER_S
-        wait_s = max(END_WAIT_S, 2 * (self._stepped_s[-1] - self._stepped_s[0]) if self._stepped_s else 0.0)
-        if self._over.lasts_s >= over_s or self._serving.lasts_s >= wait_s:
-            self.link.notify(FollowClock(total, is_unlimited=True))
-
-    def _end_without_membership(self) -> None:
-        """End the lanes of peers that are no members any more: a lane is checked when it opens, and may stay open for days."""
+    def _end_unwelcome(self) -> None:
+        """End the lanes of peers that are banned, or no members any more: a lane is checked when it opens, and may stay open for days."""
+        book = self.peer_exchange.book
         for open_lane in list(self.pipeline.lanes.values()):
             partner = open_lane.lane.partner
-            credential = self.peer_exchange.book.get(partner).credential or self._times[open_lane.lane.number].credential
+            if book.is_banned(partner, loop_s()):
+                self.pipeline.end_lane(open_lane, "you are banned")
+                continue
+            credential = book.get(partner).credential or self._times[open_lane.lane.number].credential
             try:
                 check_member(partner, credential, self.membership.terms, self.peer_exchange.time.now_s())
             except Refused as refusal:
                 self.pipeline.end_lane(open_lane, refusal.detail)
-
-    def _stages_apart(self) -> list[int]:
-        """Return the neighbouring stages, counted from one, of which nobody carries hops with us."""
-        carrier, own = self.pipeline.carrier, self._next_stage - 1
-        is_served = any(lane.is_active(loop_s()) for lane in carrier.up.values())
-        higher = [] if self.stage.is_last or carrier.is_complete else [own + 1]
-        return higher if self.stage.is_first or is_served else [*higher, own - 1]
-
-    def _serves_the_last(self, left_steps: int) -> bool:
-        """Return whether the lower stage is at its last steps, or one of its holders has ended near our own step."""
-        if left_steps <= 1 + BATCHES_AWAY:
-            return True
-        lower = self.peer_exchange.book.carriers(self._next_stage - 2)
-        return left_steps <= self.membership.terms.max_clock_gap_steps and any(entry.finished for entry in lower)
-
-    def _has_ended(self, stage: int, *, is_near: bool) -> bool:
-        """Return whether a holder of a stage that has carried hops with us has ended the run, and none that is there or away has not.
-
-        Near the end a holder that is gone is waited for no longer.
-        """
-        book, now_s = self.peer_exchange.book, loop_s()
-        left = [entry for entry in book.claimed(stage, now_s) if entry.has_carried and not (is_near and self._is_gone(entry))]
-        return any(entry.finished for entry in book.carriers(stage)) and all(entry.finished for entry in left)
-
-    def _is_gone(self, entry: KnownPeer) -> bool:
-        """Return whether a peer answers no call and renews its record no longer, while others show that our own line works.
-
-        Without others nobody can tell a dead peer from a line that is down: then only the lifetime of its record counts.
-        """
-        if loop_s() - entry.seen_s >= RECORD_LIFETIME_S:
-            return True
-        heard_s = max(other.seen_s for other in self.peer_exchange.book.seen_lately(loop_s()))
-        return entry.failures >= GONE_CALLS and heard_s - entry.seen_s >= GONE_S
 
     def _rest(self) -> None:
         """End the lanes of a peer whose trainer takes no hops now: its neighbours look elsewhere."""

@@ -243,7 +243,7 @@ class StageReport:
     def _report_lanes(self, carrier: Carrier) -> None:
         below, above = self.stage.stage, self.stage.stage + 2
         lanes = [
-            LaneSeen(str(lane.partner), above, lane.num_sent, len(lane.unanswered), lane.window, lane.usual_s if lane.answers else None)
+            LaneSeen(str(lane.partner), above, lane.last, len(lane.unanswered), lane.window, lane.usual_s if lane.answers else None)
             for lane in carrier.down.values()
         ]
         lanes += [LaneSeen(str(lane.partner), below, lane.last, len(lane.unanswered), lane.window, None) for lane in carrier.up.values()]

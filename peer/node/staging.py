@@ -16,6 +16,7 @@ from gossamer.peer.node.carrying import Carrying
 from gossamer.peer.node.lasting import HeldShare
 from gossamer.peer.node.mates import Mates
 from gossamer.peer.node.rebalancing import Rebalancing
+from gossamer.peer.node.stage_end import StageEnd
 from gossamer.peer.node.stage_report import StageReport
 from gossamer.peer.node.ward import Ward
 from gossamer.peer.pipeline.carrier import Carrier
@@ -159,5 +160,6 @@ def make_carrying(
         lambda compared: carrying.on_compared(compared),
         lambda opposed: carrying.on_opposed(opposed),
     )
-    carrying = Carrying(membership, lifecycle, transport, exchange, pipeline, own.link, rng, report, groups)
+    end = StageEnd(pipeline.carrier, exchange.book, membership.total_steps, membership.terms.max_clock_gap_steps)
+    carrying = Carrying(membership, lifecycle, transport, exchange, pipeline, own.link, rng, report, groups, end)
     return carrying

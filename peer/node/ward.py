@@ -42,6 +42,7 @@ from gossamer.protocol.messages.terms import stage_name
 from gossamer.protocol.tasks import loop_s, work_until
 
 LOOK_S = 2.0  # between two looks at who holds the higher stage
+MOST_AGAIN_S = 60.0  # at most, from one try to the next: a holder that many ask refuses some of them
 SIGN_S = 20.0  # after the last sign of a holder of it, until we ask
 ASK_S = 10.0  # between two looks for such a sign
 LOST_S = 60.0  # in which a mate answers each time and no holder of it: a restarted one is back by then
@@ -125,6 +126,7 @@ class Ward:
     # ------------------------------------------------------------------ the copy
 
     async def _copy_again_and_again(self) -> None:
+        again_s, next_s = LOOK_S, 0.0  # until the next try, twice as long after each one in a row that failed
         while True:
             await asyncio.sleep(LOOK_S)
             if self.lifecycle.may_meet and finished_checkpoints(self.home.checkpoints):
@@ -133,9 +135,13 @@ class Ward:
                         copy.unlink(missing_ok=True)
                 self.home.left_stage.unlink(missing_ok=True)
             there = [entry for entry in self._claimed(self.stage) if not entry.failures]
-            if there and self.lifecycle.may_meet and self.stage - 1 in self.fits and self._is_old():
-                with contextlib.suppress(GossamerError, OSError):  # the next look tries another holder
+            if there and loop_s() >= next_s and self.lifecycle.may_meet and self.stage - 1 in self.fits and self._is_old():
+                try:
                     await self._copy(self.rng.choice(there))
+                    again_s = LOOK_S
+                except (GossamerError, OSError):  # the next try asks another holder
+                    again_s = min(MOST_AGAIN_S, 2 * again_s)
+                next_s = loop_s() + again_s
 
     def _is_old(self) -> bool:
         """Return whether the copy is old, or not there, or from the future by a clock that was set back."""

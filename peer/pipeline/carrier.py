@@ -57,6 +57,7 @@ class Carrier:
         self._numbers = numbers
         self._added: dict[bytes, None] = {}  # names, the newest last
         self._lost: dict[int, bytes] = {}  # hops that are over, whose request to the trainer is open: the name that it may add, or nothing
+        self._num_gathered = 0  # at stage 0: micro-batches in the gradient of own trainer's next step
         self._is_stopping = False
         self._nobody_above_since_s: float | None = None
         self._now_s = -math.inf
@@ -167,8 +168,8 @@ class Carrier:
         if self._is_stopping:
             return "leaving"
         under_way = (other.name for other in self.hops.values() if other is not hop)
-        hop.is_known = hop.name in self._added or hop.name in self._lost.values() or hop.name in under_way
-        if hop.is_known:
+        hop.is_known = hop.name in self._added or hop.name in under_way
+        if hop.is_known or hop.name in self._lost.values():  # of these own trainer may add some: the lower stage asks again
             return "this micro-batch is here already"
         if self.free_bytes < self.stage.files_bytes:
             return "the payload folder has too little room"
@@ -190,11 +191,11 @@ class Carrier:
         hop = None if incoming.hop is None else self.hops[incoming.hop]
         if hop is None:
             return
-        self._do(commands.StoreChunk(hop.number, file, chunk.data))
+        self._do(commands.StoreChunk(hop.number, file, chunk.data, is_first=chunk.offset == 0))
         if incoming.is_complete and isinstance(lane, UpLane):
             hop.state = HopState.QUEUED
-            lower_step, source = typical_step(self.up.values(), self.doubling.groups), self.doubling.groups.get(lane.partner, "")
-            self._do(commands.AskForHop(Forward(hop.number, hop.name.hex(), hop.measure, lower_step, source)))
+            lower_step = typical_step(self.up.values(), self.doubling.groups)
+            self._do(commands.AskForHop(Forward(hop.number, hop.name.hex(), hop.measure, lower_step, self.doubling.source(hop))))
         elif incoming.is_complete:
             self._go_back(hop)
 
@@ -206,12 +207,12 @@ class Carrier:
             return
         hop = self.hops[reply.hop]
         if isinstance(reply, Forwarded | Returned):
-            self.global_step = max(self.global_step, reply.global_step)
+            self.global_step, self._num_gathered = max(self.global_step, reply.global_step), reply.num_gathered
         if isinstance(reply, Returned) and reply.opposed and hop.sent_by is not None:
             self._do(commands.SourceOpposed(hop.sent_by, reply.opposed))
         match hop.state, reply:
             case HopState.QUEUED, Forwarded() if not self.stage.is_last:
-                hop.state = HopState.READY
+                hop.state, hop.own_steps = HopState.READY, reply.own_steps
                 hop.measure |= hop.source is None and reply.measure
             case HopState.QUEUED, Returned(loss=loss) if self.stage.is_last:
                 hop.loss = loss
@@ -234,15 +235,11 @@ class Carrier:
     def _lose_trainer(self, number: int) -> None:
         """Give a hop up whose gradient the trainer may have added; begin no other before the node says so."""
         self.may_begin = False
-        if number in self._lost:
-            self._forget_lost(number, is_added=True)
-            return
-        hop = self.hops[number]
-        if hop.state not in AT_TRAINER:
-            raise InvalidHopEvent(f"no request is open in {hop.state.name}")
-        self._note_added(hop.addable(self.stage))
-        hop.state = HopState.READY  # no request is open any more
-        self._give_up(hop, "the trainer went away")
+        if (hop := self.hops.get(number)) is not None:
+            if hop.state not in AT_TRAINER:
+                raise InvalidHopEvent(f"no request is open in {hop.state.name}")
+            self._give_up(hop, "the trainer went away")
+        self._forget_lost(number, is_added=True)
 
     def _forget_lost(self, number: int, *, is_added: bool) -> None:
         """Note that the request of a hop that is over is closed; the trainer may have written a file after the hop's end."""
@@ -275,12 +272,16 @@ class Carrier:
     # ------------------------------------------------------------------ to the next stage
 
     def _begin(self) -> None:
-        """At stage 0, have own trainer begin as many hops as the lanes have credit for, two batches at most."""
+        """At stage 0, have own trainer begin as many hops as the lanes have credit for, two batches at most.
+
+        One of the batch after next waits for the trainer's step, as its gradient would be two steps late.
+        """
         if not self.stage.is_first or self._is_stopping or not self.may_begin:
             return
         credit = self.doubling.credit(self.down.values(), self._now_s)
         num_waiting = sum(hop.state in (HopState.QUEUED, HopState.READY) for hop in self.hops.values())
-        for _ in range(min(credit - num_waiting, self.capacity.most - len(self.hops))):
+        num_to_add = self._num_gathered + sum(hop.copy_of is None and not hop.measure for hop in self.hops.values())
+        for _ in range(min(credit - num_waiting, self.capacity.most - len(self.hops), self.stage.most_hops - num_to_add)):
             number = next(self._numbers)
             hop = self.hops[number] = Hop(number, self._rng.randbytes(MICRO_BATCH_BYTES), None, HopState.QUEUED)
             self._do(commands.AskForHop(Begin(hop.number, hop.name.hex())))
@@ -313,7 +314,7 @@ class Carrier:
                 self._go_back(hop)
             return
         file = "" if hop is None else hop_file(hop.number, HopFile.PARTNER_BACKWARD)
-        lane.incoming = Incoming(answer.number, ((Part.GRADIENT, self.stage.value_bytes, file),), number, self._now_s)
+        lane.incoming = Incoming(answer.number, ((Part.GRADIENT, file, self.stage.value_bytes),), number, self._now_s)
 
     def _go_back(self, hop: Hop) -> None:
         """Go on with a hop whose answer is complete."""
@@ -332,7 +333,7 @@ class Carrier:
             return
         if self.doubling.may_use(hop, self.down.values()):
             hop.state = HopState.BACKWARD
-            self._do(commands.AskForHop(hop.backward()))
+            self._do(commands.AskForHop(hop.backward(self.doubling.source(hop))))
         elif not self._ask_another(hop):
             self._try_again(hop, "its holder is in doubt, and no other one has answered")
 
@@ -399,8 +400,6 @@ class Carrier:
 
     def _try_again(self, hop: Hop, reason: str) -> None:
         """Send a hop to another holder, or give it up."""
-        if hop.state in (HopState.RETURNING, HopState.BACK):
-            self._do(commands.RemoveFile(hop_file(hop.number, HopFile.PARTNER_BACKWARD)))
         hop.away, hop.state, hop.loss = None, HopState.READY, None
         if hop.copy_of is not None:
             self._drop_copy(hop)
@@ -429,8 +428,6 @@ class Carrier:
             self._withdraw(hop, hop.away)
         if hop.state in AT_TRAINER:
             self._lost[hop.number] = hop.addable(self.stage)
-        if hop.is_remembered:
-            self._do(commands.TellLost(hop.number))
         if hop.source is not None:
             self._release(hop, hop.source, outcome)
         hop.state = HopState.OVER
@@ -488,7 +485,7 @@ class Carrier:
     def _lose_overdue(self, hop: Hop, away: Away) -> None:
         """Send an overdue hop elsewhere; close its lane unless another answer has come since the hop was sent."""
         self.num_late += 1
-        if away.lane.heard_s <= away.sent_s:
+        if away.lane.active_s <= away.sent_s:
             self._close_silent(away.lane.number, self._now_s - away.sent_s)
             return
         away.lane.rest(self._now_s)

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from enum import Enum
 
 from gossamer.peer.link.messages import HopRequest
+from gossamer.peer.pipeline.lane import PartFiles
 from gossamer.protocol.errors import PeerMisbehaved
 from gossamer.protocol.identity import PeerId
-from gossamer.protocol.messages.messages import HopAnswer, HopForward, HopNotice, Part
+from gossamer.protocol.messages.messages import HopAnswer, HopForward, HopNotice
 
 
 class HopOutcome(Enum):
@@ -30,20 +31,13 @@ class AskForHop:
 
 
 @dataclass(frozen=True, slots=True)
-class TellLost:
-    """Have own trainer forget a hop; a reply about it still comes."""
-
-    hop: int
-
-
-@dataclass(frozen=True, slots=True)
 class SendHop:
     """Send a message, then these files as chunks. HopSent follows for an answer, FileLost where a file is not whole."""
 
     lane: int
     hop: int
     message: HopForward | HopAnswer
-    files: tuple[tuple[Part, str, int], ...]  # with their sizes in bytes
+    files: PartFiles
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,18 +50,12 @@ class SendNotice:
 
 @dataclass(frozen=True, slots=True)
 class StoreChunk:
-    """Append bytes to a file of the payload folder. FileLost follows where it is full."""
+    """Append bytes to a file of the payload folder, or begin it anew. FileLost follows where the folder is full."""
 
     hop: int
     file: str
     data: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class RemoveFile:
-    """Remove an incomplete file of a hop."""
-
-    file: str
+    is_first: bool  # an earlier try may have left a part of this file
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,17 +114,4 @@ class SourceOpposed:
     evidence: str
 
 
-Command = (
-    AskForHop
-    | TellLost
-    | SendHop
-    | SendNotice
-    | StoreChunk
-    | RemoveFile
-    | RemoveHop
-    | CloseLane
-    | HearClock
-    | HopOver
-    | AnswersCompared
-    | SourceOpposed
-)
+Command = AskForHop | SendHop | SendNotice | StoreChunk | RemoveHop | CloseLane | HearClock | HopOver | AnswersCompared | SourceOpposed

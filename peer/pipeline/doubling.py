@@ -58,6 +58,10 @@ class Doubling:
         """Return a partner with its group, to keep with a hop."""
         return Asked(partner, self.groups.get(partner))
 
+    def source(self, hop: Hop) -> str:
+        """Return the group that has sent a hop from below; empty for own text, and where it is not known yet."""
+        return OWN_TEXT if hop.sent_by is None else self.groups.get(hop.sent_by, OWN_TEXT)
+
     # ------------------------------------------------------------------ which lanes
 
     def is_due(self, partner: PeerId) -> bool:

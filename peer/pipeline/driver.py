@@ -12,14 +12,14 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from gossamer.peer.link.messages import Declined, HopRequest, Lost
+from gossamer.peer.link.messages import HopRequest
 from gossamer.peer.link.payload_folder import PayloadFolder
 from gossamer.peer.link.socket import LinkLost, NodeEnd
 from gossamer.peer.pipeline import commands, events
 from gossamer.peer.pipeline.carrier import Carrier
 from gossamer.peer.pipeline.commands import CloseLane
 from gossamer.peer.pipeline.lane import DownLane, UpLane
-from gossamer.peer.pipeline.lane_writer import LaneWriter, Outgoing
+from gossamer.peer.pipeline.lane_writer import LaneWriter
 from gossamer.protocol.errors import PeerMisbehaved, RefusalCode, Refused, TransportError
 from gossamer.protocol.limits import REFUSAL_DETAIL_CHARS
 from gossamer.protocol.messages.messages import HopAnswer, HopForward, Refusal
@@ -34,7 +34,6 @@ class OpenLane:
     """A lane while its stream is open."""
 
     lane: UpLane | DownLane
-    stream: Stream
     writer: LaneWriter
     end: asyncio.Future[CloseLane]  # set when this side ends it
     writing: asyncio.Task[None]  # ends with the stream, or when this side's last message has left
@@ -57,7 +56,8 @@ class Pipeline:
     on_opposed: Callable[[commands.SourceOpposed], None]
     changes: Changes = field(default_factory=Changes)
     lanes: dict[int, OpenLane] = field(default_factory=dict)
-    _ended_bytes: tuple[int, int] = (0, 0)  # sent and received on lanes that have ended
+    _streams: list[Stream] = field(default_factory=list)  # of all lanes whose last message has not left
+    _ended_bytes: tuple[int, int] = (0, 0)  # sent and received on other lanes
     _events: deque[events.Event] = field(default_factory=deque)
     _is_handling: bool = False
     _timer: asyncio.TimerHandle | None = None
@@ -83,8 +83,7 @@ class Pipeline:
     def carried_bytes(self) -> tuple[int, int]:
         """Return the bytes that were sent and received on all lanes."""
         sent, received = self._ended_bytes
-        streams = [open_lane.stream for open_lane in self.lanes.values()]
-        return sent + sum(stream.bytes_sent for stream in streams), received + sum(stream.bytes_received for stream in streams)
+        return sent + sum(one.bytes_sent for one in self._streams), received + sum(one.bytes_received for one in self._streams)
 
     def wake(self) -> None:
         """Look again at what may begin: the trainer or the run has changed."""
@@ -111,7 +110,8 @@ class Pipeline:
         writer = LaneWriter(stream, self.payloads, self._on_sent, self._on_lost)
         own_end: asyncio.Future[CloseLane] = asyncio.get_running_loop().create_future()
         reading, writing = asyncio.create_task(self._read(number, stream)), asyncio.create_task(writer.run())
-        self.lanes[number] = OpenLane(lane, stream, writer, own_end, writing)
+        self.lanes[number] = OpenLane(lane, writer, own_end, writing)
+        self._streams.append(stream)
         try:
             self.handle(events.LaneOpened(lane))
             await asyncio.wait((reading, own_end), return_when=asyncio.FIRST_COMPLETED)
@@ -123,6 +123,7 @@ class Pipeline:
             self.lanes.pop(number, None)
             self.handle(events.LaneGone(number))
             await cancel(reading, writing)
+            self._streams.remove(stream)
             sent, received = self._ended_bytes
             self._ended_bytes = sent + stream.bytes_sent, received + stream.bytes_received
             stream.close()
@@ -175,11 +176,11 @@ class Pipeline:
         self._due_s, self._timer = math.inf, None
         self.handle(events.TimePassed())
 
-    def _on_sent(self, sent: Outgoing) -> None:
+    def _on_sent(self, sent: commands.SendHop) -> None:
         if isinstance(sent.message, HopAnswer):
             self.handle(events.HopSent(sent.hop))
 
-    def _on_lost(self, lost: Outgoing) -> None:
+    def _on_lost(self, lost: commands.SendHop) -> None:
         self.handle(events.FileLost(lost.hop))
 
     # ------------------------------------------------------------------ commands
@@ -188,18 +189,16 @@ class Pipeline:
         match command:
             case commands.AskForHop(request):
                 spawn(self._ask(request), self._asking, f"hop {request.hop}")
-            case commands.TellLost(hop):
-                self.link.notify(Lost(hop))
-            case commands.SendHop():
-                self._send(command)
+            case commands.SendHop(lane):
+                if lane in self.lanes:
+                    self.lanes[lane].writer.put(command)
+                    self._end_if_full(lane)
             case commands.SendNotice(lane, notice):
                 if lane in self.lanes:
                     self.lanes[lane].writer.notify(notice)
                     self._end_if_full(lane)
-            case commands.StoreChunk(hop, file, data):
-                self._store(hop, file, data)
-            case commands.RemoveFile(file):
-                self.payloads.remove(file)
+            case commands.StoreChunk():
+                self._store(command)
             case commands.RemoveHop(hop):
                 self.payloads.remove_hop(hop)
             case commands.CloseLane():
@@ -214,22 +213,19 @@ class Pipeline:
             case commands.SourceOpposed():
                 self.on_opposed(command)
 
-    def _send(self, command: commands.SendHop) -> None:
-        if command.lane in self.lanes:
-            self.lanes[command.lane].writer.put(Outgoing(command.hop, command.message, command.files))
-            self._end_if_full(command.lane)
-
     def _end_if_full(self, lane: int) -> None:
         """End a lane whose partner does not read."""
         if self.lanes[lane].writer.is_full:
             self._events.append(events.LaneGone(lane))
             self._end(CloseLane(lane, "nothing of what waits is read", silent_s=FLUSH_S))
 
-    def _store(self, hop: int, file: str, data: bytes) -> None:
+    def _store(self, chunk: commands.StoreChunk) -> None:
         try:
-            self.payloads.append(file, data)
+            if chunk.is_first:
+                self.payloads.remove(chunk.file)
+            self.payloads.append(chunk.file, chunk.data)
         except OSError:  # the disk is full
-            self._events.append(events.FileLost(hop))
+            self._events.append(events.FileLost(chunk.hop))
 
     def _end(self, close: CloseLane) -> None:
         """Tell the partner why, and have `carry` return."""
@@ -242,9 +238,6 @@ class Pipeline:
         open_lane.end.set_result(close)
 
     async def _ask(self, request: HopRequest) -> None:
-        if request.hop not in self.carrier.hops:  # it ended before this task began: the trainer has been told
-            self.handle(events.TrainerReplied(Declined(request.hop, "the hop is over")))
-            return
         try:
             reply = await self.link.pass_hop(request)
         except LinkLost:

@@ -21,7 +21,7 @@ from enum import Enum, auto
 from typing import NamedTuple
 
 from gossamer.peer.link.messages import Backward, HopFile, hop_file
-from gossamer.peer.pipeline.lane import DownLane, UpLane
+from gossamer.peer.pipeline.lane import DownLane, PartFiles, UpLane
 from gossamer.protocol.identity import PeerId
 from gossamer.protocol.messages.messages import Part
 from gossamer.protocol.messages.terms import StageTerms
@@ -84,6 +84,7 @@ class Hop:
     source: HopSource | None  # None: begun here
     state: HopState
     measure: bool = False
+    own_steps: int = 0  # of own trainer at its forward pass
     is_known: bool = False  # a holder that was asked has added this micro-batch already, or may have
     tries: int = 0  # how often it was sent to the next stage
     tried: set[int] = field(default_factory=set)  # the lanes
@@ -96,13 +97,8 @@ class Hop:
 
     @property
     def is_work(self) -> bool:
-        """Whether own trainer has something to compute for it now. One to be begun here may have to wait for the driver's step."""
-        return self.state in AT_TRAINER and not (self.state is HopState.QUEUED and self.source is None)
-
-    @property
-    def is_remembered(self) -> bool:
-        """Whether own trainer remembers it."""
-        return self.copy_of is None and self.state not in (HopState.ARRIVING, HopState.ANSWERING)
+        """Whether own trainer has something to compute for it now."""
+        return self.state in AT_TRAINER
 
     @property
     def are_all_back(self) -> bool:
@@ -141,13 +137,14 @@ class Hop:
         self.copies.append(copy)
         return copy
 
-    def backward(self) -> Backward:
-        """Return the request for its backward pass, once all answers are here."""
+    def backward(self, source: str) -> Backward:
+        """Return the request for its backward pass, once all answers are here. `source`: as in Forward."""
         assert self.loss is not None
-        return Backward(self.number, self.loss, tuple((copy.number, copy.loss) for copy in self.copies if copy.loss is not None))
+        copies = tuple((copy.number, copy.loss) for copy in self.copies if copy.loss is not None)
+        return Backward(self.number, self.name.hex(), self.measure, source, self.own_steps, self.loss, copies)
 
-    def parts(self, stage: StageTerms) -> tuple[tuple[Part, str, int], ...]:
-        """Return what goes to the next stage: files, with their sizes in bytes."""
+    def parts(self, stage: StageTerms) -> PartFiles:
+        """Return what goes to the next stage."""
         tokens = HopFile.OWN_TOKENS if self.source is None else HopFile.PARTNER_TOKENS
         return (
             (Part.TOKENS, hop_file(self.number, tokens), stage.token_bytes),
@@ -155,11 +152,11 @@ class Hop:
         )
 
 
-def arriving_parts(hop: int, stage: StageTerms) -> tuple[tuple[Part, int, str], ...]:
-    """Return what comes from the stage before: sizes in bytes, and the files to write."""
+def arriving_parts(hop: int, stage: StageTerms) -> PartFiles:
+    """Return what comes from the stage before."""
     return (
-        (Part.TOKENS, stage.token_bytes, hop_file(hop, HopFile.PARTNER_TOKENS)),
-        (Part.ACTIVATIONS, stage.value_bytes, hop_file(hop, HopFile.PARTNER_FORWARD)),
+        (Part.TOKENS, hop_file(hop, HopFile.PARTNER_TOKENS), stage.token_bytes),
+        (Part.ACTIVATIONS, hop_file(hop, HopFile.PARTNER_FORWARD), stage.value_bytes),
     )
 
 

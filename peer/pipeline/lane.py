@@ -29,12 +29,15 @@ IDLE_S = 30.0  # a lane without a hop for so long takes no share of the windows,
 FIRST_WINDOW = 2  # one hop at the trainer, one on its way
 
 
+PartFiles = tuple[tuple[Part, str, int], ...]  # the bytes that follow a message, with their files and their sizes in bytes
+
+
 @dataclass(slots=True)
 class Incoming:
     """The chunks that follow a message: parts in a fixed order, each of a fixed size."""
 
     number: int  # of the hop on the lane
-    parts: tuple[tuple[Part, int, str], ...]  # with their sizes in bytes and their files
+    parts: PartFiles
     hop: int | None  # the node's number; None: nobody wants the bytes any more
     at_s: float  # when the last bytes came
     _index: int = 0
@@ -42,7 +45,7 @@ class Incoming:
 
     def take(self, chunk: Chunk, now_s: float) -> str:
         """Count a chunk and return its file. Raises BadMessage for another part, order or length."""
-        part, num_bytes, file = self.parts[self._index]
+        part, file, num_bytes = self.parts[self._index]
         if (chunk.part, chunk.offset) != (part, self._offset) or self._offset + len(chunk.data) > num_bytes:
             raise BadMessage(f"a chunk of {chunk.part.name.lower()} at {chunk.offset}; expected {part.name.lower()} at {self._offset}")
         self._offset += len(chunk.data)
@@ -141,14 +144,14 @@ class DownLane:
     first_patience_s: float = FIRST_PATIENCE_S
     most_patience_s: float = MOST_PATIENCE_S
     typical_s: float = 0.0  # of the lanes to the next stage that have answered; 0: none has
-    heard_s: float = -math.inf  # when the last answer was complete
+    active_s: float = -math.inf  # when the last answer was complete
     unanswered: dict[int, int] = field(default_factory=dict)  # our number of each hop, by its number on the lane
     incoming: Incoming | None = None
+    last: int = 0  # the newest hop's number on the lane
     usual_s: float = 0.0  # of recent answers; 0: none yet
     answers: int = 0
     rests_until_s: float = -math.inf
     _declines: int = 0  # in a row
-    _last: int = 0
     _withdrawn: dict[int, bool] = field(default_factory=dict)  # whether a withdrawn hop only measures
 
     @classmethod
@@ -175,19 +178,9 @@ class DownLane:
         return max(LEAST_PATIENCE_S, PATIENCE * self.typical_s) / 2
 
     @property
-    def active_s(self) -> float:
-        """When the last answer was complete."""
-        return self.heard_s
-
-    @property
     def is_quiet(self) -> bool:
         """Whether no answer is awaited, and the bytes of none that is wanted are coming."""
         return not self.unanswered and (self.incoming is None or self.incoming.hop is None)
-
-    @property
-    def num_sent(self) -> int:
-        """Return how many hops were sent on this lane."""
-        return self._last
 
     def credit(self, now_s: float) -> int:
         """Return how many more hops may go now: within the window, and within what answers have earned; none while the lane rests."""
@@ -195,9 +188,9 @@ class DownLane:
 
     def send(self, hop: int) -> int:
         """Count a hop against the window, and return its number on the lane."""
-        self._last += 1
-        self.unanswered[self._last] = hop
-        return self._last
+        self.last += 1
+        self.unanswered[self.last] = hop
+        return self.last
 
     def withdraw(self, number: int, *, measure: bool) -> None:
         """Note that an answer is not wanted any more; it may come nevertheless."""
@@ -221,7 +214,7 @@ class DownLane:
 
     def take_decline(self, number: int, now_s: float) -> int | None:
         """Return the hop that is declined, None for one that is over. The lane rests. Raises BadMessage."""
-        if number > self._last:
+        if number > self.last:
             raise BadMessage(f"a notice about hop {number}, which was not sent")
         self._withdrawn.pop(number, None)
         hop = self.unanswered.pop(number, None)
@@ -237,7 +230,7 @@ class DownLane:
 
     def note_answer(self, took_s: float, now_s: float) -> None:
         """Learn from a complete answer."""
-        self.heard_s = now_s
+        self.active_s = now_s
         self.usual_s += (took_s - self.usual_s) * (LEARNING if self.answers else 1.0)
         self.answers += 1
         self._declines = 0

@@ -10,21 +10,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from gossamer.peer.link.payload_folder import PayloadFolder
+from gossamer.peer.pipeline.commands import SendHop
 from gossamer.protocol import limits
 from gossamer.protocol.errors import TransportError
-from gossamer.protocol.messages.messages import HopAnswer, HopForward, HopNotice, NoticeKind, Part, Refusal, chunks
+from gossamer.protocol.messages.messages import HopForward, HopNotice, NoticeKind, Part, Refusal, chunks
 from gossamer.protocol.streams.transport import Stream
 from gossamer.protocol.tasks import Changes
-
-
-@dataclass(frozen=True, slots=True)
-class Outgoing:
-    """A message about a hop, and the files whose bytes follow it."""
-
-    hop: int  # the node's number
-    message: HopForward | HopAnswer
-    files: tuple[tuple[Part, str, int], ...]  # with their sizes in bytes
-
 
 MOST_NOTICES = 256  # that wait, beside withdrawals of all hops of a lane at once: an honest partner reads them between two chunks
 
@@ -39,11 +30,11 @@ class LaneWriter:
 
     stream: Stream
     payloads: PayloadFolder
-    on_sent: Callable[[Outgoing], None]
-    on_lost: Callable[[Outgoing], None]
-    _hops: deque[Outgoing] = field(default_factory=deque)
+    on_sent: Callable[[SendHop], None]
+    on_lost: Callable[[SendHop], None]
+    _hops: deque[SendHop] = field(default_factory=deque)
     _notices: deque[HopNotice | Refusal] = field(default_factory=deque)
-    _current: Outgoing | None = None
+    _current: SendHop | None = None
     _is_stopped: bool = False  # the current hop is withdrawn
     _num_withdrawn: int = 0  # of the notices that wait
     _changes: Changes = field(default_factory=Changes)
@@ -54,7 +45,7 @@ class LaneWriter:
         most_notices = MOST_NOTICES + min(self._num_withdrawn, limits.WINDOW)
         return len(self._notices) > most_notices or len(self._hops) > limits.WINDOW
 
-    def put(self, hop: Outgoing) -> None:
+    def put(self, hop: SendHop) -> None:
         """Send a hop after those before it."""
         self._hops.append(hop)
         self._changes.notify()
@@ -89,7 +80,7 @@ class LaneWriter:
         if self._current is not None and isinstance(self._current.message, HopForward) and self._current.message.number == number:
             self._is_stopped = True
 
-    async def _send_hop(self, hop: Outgoing) -> bool:
+    async def _send_hop(self, hop: SendHop) -> bool:
         """Send a hop up to its end, or to its withdrawal; return whether a Refusal ended the lane."""
         parts = self._mapped(hop)
         if parts is None:
@@ -106,7 +97,7 @@ class LaneWriter:
         self.on_sent(hop)
         return False
 
-    def _mapped(self, hop: Outgoing) -> list[tuple[Part, memoryview]] | None:
+    def _mapped(self, hop: SendHop) -> list[tuple[Part, memoryview]] | None:
         """Map the files of a hop; None if one has another size, was removed with its trainer, or cannot be opened."""
         try:
             parts = [(part, self.payloads.read(file)) for part, file, _ in hop.files]

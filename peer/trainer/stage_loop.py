@@ -1,7 +1,7 @@
 """The inner loop of one stage: it serves hops of micro-batches until a batch of them has come back, whoever sent them.
 
-The trainer keeps nothing of a hop but a few numbers. Tokens, input and output of the stage lie coded in the payload folder. The backward
-pass computes the stage again from them, with the weights of then: weights may move, and the trainer may step, between both passes.
+The trainer keeps nothing of a hop. Tokens, input and output of the stage lie coded in the payload folder. The backward pass computes the
+stage again from them, with the weights of then: weights may move, and the trainer may step or restart, between both passes.
 Across stages nothing is exactly once; at this stage a micro-batch is added once at most.
 """
 
@@ -56,20 +56,10 @@ from gossamer.protocol.run.manifest import StagedManifest
 
 MAX_LATE_STEPS: Final = 4  # a gradient for an older forward pass is not added
 NAMES_KEPT: Final = limits.WINDOW  # of micro-batches that were added: as many as may be under way
-HOPS_KEPT: Final = limits.WINDOW  # whose forward pass is remembered: all windows together
+MEASURED_KEPT: Final = limits.WINDOW  # losses of held-out micro-batches
 MOST_BATCHES: Final = 16  # in a step, where the lower stage is behind
 TURN_S: Final = 1.0  # the loop returns after so long, for reports and requests that need a boundary
 STARVED_S: Final = 0.1  # without work for so long, the loop returns without a gradient
-
-
-@dataclass(frozen=True, slots=True)
-class UnderWay:
-    """What is remembered of a hop between its forward and its backward pass here."""
-
-    name: str
-    step: int  # own steps at the forward pass
-    measures: bool
-    source: str = ""  # who has sent it, by Sybil group
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +97,7 @@ class StageLoop:
         self.terms, self.next_state_bytes = stage_terms(manifest, cut), next_state_bytes(manifest, cut)
         self.waited_s = 0.0  # for hops, so far
         self.global_step = 0  # the replica's, which sets it before each call of `gradient`
-        self.held_out: deque[HeldOut] = deque(maxlen=HOPS_KEPT)  # at a driver: measured since the caller last took them away
+        self.held_out: deque[HeldOut] = deque(maxlen=MEASURED_KEPT)  # at a driver: measured since the caller last took them away
         self.next_window = 0  # at a driver: micro-batches of its text that were begun so far, whatever became of them
         self._stage, self._cut, self._corpus = stage, cut, corpus
         self._emit, self._payloads = emit, payloads
@@ -117,7 +107,6 @@ class StageLoop:
         config = stage.config.get_text_config()
         self._vocab_size, self._width = int(config.vocab_size), int(config.hidden_size)
         self._codec = ACTIVATIONS[manifest.stages.activations]
-        self._under_way: dict[int, UnderWay] = {}  # by hop
         self._added: dict[str, None] = {}  # names of micro-batches, newest last
         self._activations, self._gradients, self._lengths = Magnitudes(MOST_ACTIVATION), Magnitudes(MOST_GRADIENT), GradientLengths()
         self._sample, self._opposition = GradientSample(stage.parameters()), Opposition()
@@ -145,7 +134,6 @@ class StageLoop:
         while not self._is_whole:
             if time.monotonic() >= until_s:
                 return None
-            self.hops.remove_lost(self._under_way)
             found = self._take()
             if found is None:
                 return None
@@ -168,7 +156,7 @@ class StageLoop:
         """Wait for the next request, and count how long that takes."""
         began_s = time.monotonic()
         try:
-            return self.hops.take(STARVED_S, begins=self._may_begin)
+            return self.hops.take(STARVED_S)
         finally:
             self.waited_s += time.monotonic() - began_s
 
@@ -194,21 +182,16 @@ class StageLoop:
         self._losses, self.num_tokens = [], 0
         self.devices.clear()
 
-    @property
-    def _may_begin(self) -> bool:
-        """Whether to begin a micro-batch. One of the batch after next waits for a step, as its gradient would be two steps late."""
-        if not self._cut.is_first or len(self._under_way) >= self.terms.most_hops:
-            return False
-        num_coming = sum(not one.measures for one in self._under_way.values())
-        return len(self._losses) + num_coming < self.terms.most_hops
-
     # ------------------------------------------------------------------ one request
 
     def _answer(self, request: HopRequest) -> HopReply:
         """Carry out a request; bytes that do not allow it change nothing and are the reason of the reply. Raises OperatorError."""
         try:
             reply = self._carry_out(request)
-            return replace(reply, global_step=self.global_step) if isinstance(reply, Forwarded | Returned) else reply
+            if not isinstance(reply, Forwarded | Returned):
+                return reply
+            num_gathered = len(self._losses) if self._cut.is_first and not self._is_whole else 0
+            return replace(reply, global_step=self.global_step, num_gathered=num_gathered)
         except (OSError, ValueError) as error:
             return Declined(request.hop, getattr(error, "strerror", None) or str(error))
         except RuntimeError as error:
@@ -219,33 +202,30 @@ class StageLoop:
 
     def _carry_out(self, request: HopRequest) -> HopReply:
         match request:
-            case Begin(hop, name):
-                return self._begin(hop, name)
-            case Forward(hop, name, measures, lower_step, source):
-                self._lower_step = lower_step
+            case Begin():
+                return self._begin(request)
+            case Forward(hop):
+                self._lower_step = request.lower_step
                 tokens, received = self._tokens(hop), self._read(hop, HopFile.PARTNER_FORWARD)
                 self._activations.check(received)
-                self._note(hop, name, measures=measures, source=source)
                 if self._cut.is_last:
-                    return self._finish(hop, tokens, received)
-                return self._forwarded(hop, tokens, received)
+                    return self._finish(request, tokens, received)
+                return self._forwarded(request, tokens, received, measure=request.measure)
             case Backward():
                 return self._return(request)
 
-    def _begin(self, hop: int, name: str) -> HopReply:
+    def _begin(self, request: Begin) -> HopReply:
         """Take the next window of the text, or a held-out one, and compute the first stage."""
-        measures = bool(self._to_measure)
-        tokens = self._to_measure.popleft() if measures else self._window()
-        self._payloads.write(hop_file(hop, HopFile.OWN_TOKENS), tokens.numpy().astype("<i4").data)
-        self._note(hop, name, measures=measures)
-        return self._forwarded(hop, tokens.to(self.device), None)
+        measure = bool(self._to_measure)
+        tokens = self._to_measure.popleft() if measure else self._window()
+        self._payloads.write(hop_file(request.hop, HopFile.OWN_TOKENS), tokens.numpy().astype("<i4").data)
+        return self._forwarded(request, tokens.to(self.device), None, measure=measure)
 
-    def _forwarded(self, hop: int, tokens: Tensor, received: Tensor | None) -> HopReply:
+    def _forwarded(self, request: Begin | Forward, tokens: Tensor, received: Tensor | None, *, measure: bool) -> HopReply:
         """Compute a stage that is not the last, and write its output."""
-        under_way = self._under_way[hop]
-        with evaluating(self._stage) if under_way.measures else torch.no_grad():
-            self._write(hop, HopFile.OWN_FORWARD, self._output(under_way.name, tokens, received))
-        return Forwarded(hop, under_way.measures)
+        with evaluating(self._stage) if measure else torch.no_grad():
+            self._write(request.hop, HopFile.OWN_FORWARD, self._output(request.name, tokens, received))
+        return Forwarded(request.hop, measure, own_steps=self._own_steps)
 
     def _window(self) -> Tensor:
         """Return the next micro-batch of the own text, whether or not an earlier one has come back. A stream has no way back."""
@@ -257,38 +237,33 @@ class StageLoop:
             self._batch = step, self._corpus.batch(step)
         return self._batch[1][part * self._rows : (part + 1) * self._rows]
 
-    def _finish(self, hop: int, tokens: Tensor, received: Tensor) -> HopReply:
+    def _finish(self, request: Forward, tokens: Tensor, received: Tensor) -> HopReply:
         """Compute the last stage with its loss, and at once backward."""
-        under_way = self._under_way.pop(hop)
-        seed_generators(self.device, hop_seed(under_way.name, self._cut.stage))
-        if under_way.measures:
+        hop, name = request.hop, request.name
+        seed_generators(self.device, hop_seed(name, self._cut.stage))
+        if request.measure:
             with evaluating(self._stage):
                 return Returned(hop, checked_loss(float(next_token_loss(self._stage, tokens, self.computing.dtype, received))))
-        self._need_new(under_way)
+        self._need_new(name)
         loss = next_token_loss(self._stage, tokens, self.computing.dtype, received.requires_grad_())
         value = checked_loss(float(loss.detach()))
-        opposed = self._add(under_way.source, lambda: torch.autograd.backward(loss * (1.0 / self._in_batch)))
-        self._count(under_way.name, value, tokens)
+        opposed = self._add(request.source, lambda: torch.autograd.backward(loss * (1.0 / self._in_batch)))
+        self._count(name, value, tokens)
         self._write_gradient(hop, received)
         return Returned(hop, value, opposed=opposed)
 
     def _return(self, request: Backward) -> HopReply:
         """Compute the stage again, and backward from the gradient of its output."""
-        hop = request.hop
-        under_way = self._under_way.pop(hop, None)
-        if under_way is None:
-            raise ValueError("its forward pass is not known here")
-        loss = checked_loss(request.loss)
+        hop, loss = request.hop, checked_loss(request.loss)
         tokens = self._tokens(hop)
-        if under_way.measures:
+        if request.measure:
             self.held_out.append(HeldOut(loss, int(num_targets(tokens))))
             return Returned(hop, loss)
-        if (late := self._own_steps - under_way.step) > MAX_LATE_STEPS:
+        if abs(late := self._own_steps - request.own_steps) > MAX_LATE_STEPS:  # negative after a restart from a checkpoint
             raise ValueError(f"the gradient is {late} steps late")
-        self._need_new(under_way)
+        self._need_new(request.name)
         compared = self._compared(request)
         if not compared.alike:
-            self._under_way[hop] = under_way  # a third answer may decide
             return Unlike(hop, compared.evidence)
         gradient = torch.stack([answer.gradient for answer in compared.alike]).mean(0)
         loss = math.fsum(answer.loss for answer in compared.alike) / len(compared.alike)
@@ -296,9 +271,9 @@ class StageLoop:
         self._gradients.check(gradient, share)
         gradient = self._lengths.shorten(gradient, share)
         received = None if self._cut.is_first else self._read(hop, HopFile.PARTNER_FORWARD).requires_grad_()
-        output = self._output(under_way.name, tokens, received)
-        opposed = self._add(under_way.source, lambda: torch.autograd.backward(output, gradient))
-        self._count(under_way.name, loss, tokens)
+        output = self._output(request.name, tokens, received)
+        opposed = self._add(request.source, lambda: torch.autograd.backward(output, gradient))
+        self._count(request.name, loss, tokens)
         if received is not None:
             self._write_gradient(hop, received)
         return Returned(hop, loss, compared.odd, compared.evidence, opposed=opposed)
@@ -348,12 +323,9 @@ class StageLoop:
         self._losses.append(loss)
         self.num_tokens += int(num_targets(tokens))
 
-    def _need_new(self, under_way: UnderWay) -> None:
-        if under_way.name in self._added:
+    def _need_new(self, name: str) -> None:
+        if name in self._added:
             raise ValueError("the micro-batch is added already")
-
-    def _note(self, hop: int, name: str, *, measures: bool, source: str = "") -> None:
-        keep_newest(self._under_way, hop, UnderWay(name, self._own_steps, measures, source), HOPS_KEPT)
 
     # ------------------------------------------------------------------ tensors
 

@@ -126,19 +126,15 @@ class StagedExchange(TrainerExchange):
         return super().at_boundary()
 
     def _is_done_now(self, request: messages.Request) -> bool:
-        match request:
-            case messages.Begin() | messages.Forward() | messages.Backward():
-                self._hops.put(request, self._read_session)
-            case messages.Lost(hop):
-                self._hops.forget(hop)
-            case _:
-                return super()._is_done_now(request)
+        if not isinstance(request, messages.HopRequest):
+            return super()._is_done_now(request)
+        self._hops.put(request, self._read_session)
         return True
 
     def _keep(self, item: messages.Request | int) -> None:
         super()._keep(item)
         if isinstance(item, int):
-            self._hops.forget_all()
+            self._hops.clear()
         self._hops.interrupt()
 
     def _carry_out(self, request: messages.Request) -> messages.Reply | None:

@@ -74,15 +74,13 @@ class ScriptedTrainer:
     steps: int = 0  # own ones
     num_in_batch: int = 0  # gradients since the last one
     lower_step: int = 0  # typical global step of the lower stage
-    names: dict[int, str] = field(default_factory=dict)
-    measured: set[int] = field(default_factory=set)
     losses: list[float] = field(default_factory=list)  # of held-out text, at stage 0
     followed: list[int] = field(default_factory=list)
     served_s: list[float] = field(default_factory=list)  # when each request about a hop was carried out; loop time
     is_over: bool = False  # the neighbouring stage has ended
     has_ended: bool = False  # by itself
-    lost: list[int] = field(default_factory=list)
-    asked_late: list[int] = field(default_factory=list)  # hops about which a request came after the notice of their end
+    is_under_way: Callable[[int], bool] = lambda hop: True  # whether its node has a hop
+    late: list[int] = field(default_factory=list)  # hops that were over, with their files, when it got to them
     adopted: list[int] = field(default_factory=list)  # global steps of states of other peers
     synced: list[int] = field(default_factory=list)  # likewise of fragments
     coded: int = 0  # fragments for others
@@ -142,8 +140,6 @@ class ScriptedTrainer:
         match request:
             case messages.Start():
                 self.has_begun = True
-            case messages.Lost(hop):
-                self.lost.append(hop)
             case messages.FollowClock(global_step, is_unlimited):
                 self.followed.append(global_step)
                 self.is_over |= is_unlimited and global_step >= self.total_steps
@@ -180,8 +176,6 @@ class ScriptedTrainer:
     async def pass_hop(self, request: HopRequest) -> HopReply:
         if not self.is_up:
             raise LinkLost("the trainer is not there")
-        if request.hop in self.lost:
-            self.asked_late.append(request.hop)
         self._asked[request.hop] = working = asyncio.create_task(self._carry_out(request))
         try:
             await asyncio.wait([working])
@@ -205,36 +199,34 @@ class ScriptedTrainer:
         async with self._turn:
             await asyncio.sleep(self.service_s)
             self.served_s.append(asyncio.get_running_loop().time())
-            return self._reply(request)
+            if self._has_files(request):
+                return self._reply(request)
+            assert not self.is_under_way(request.hop), "files of a hop that is under way are gone"
+            self.late.append(request.hop)
+            return messages.Declined(request.hop, "its files are gone")
 
     def _reply(self, request: HopRequest) -> HopReply:
-        if not isinstance(request, Backward):
-            self.names[request.hop] = request.name
         assert self.stage is not None
         match request:
             case Begin(hop):
                 is_measured = next(self._begun) % 20 == 0
-                self.measured |= {hop} if is_measured else set()
                 self.payloads.write(hop_file(hop, HopFile.OWN_TOKENS), bytes(TOKEN_BYTES))
                 self._write(hop, HopFile.OWN_FORWARD)
                 return Forwarded(hop, is_measured, self.global_step)
             case Forward(hop, lower_step=lower_step) if self.stage < self.num_stages - 1:
                 self.lower_step = lower_step
-                self._need(hop, HopFile.PARTNER_FORWARD)
                 self._write(hop, HopFile.OWN_FORWARD)
                 return Forwarded(hop, global_step=self.global_step)
             case Forward(hop, lower_step=lower_step):
                 self.lower_step = lower_step
-                self._need(hop, HopFile.PARTNER_FORWARD)
                 if not request.measure:
-                    self._add(hop)
+                    self._add(hop, request.name)
                 self.sources.add(request.source)
                 is_opposed = request.source == self.opposes != ""
                 return Returned(hop, 2.5, opposed="other bytes" if is_opposed else "", global_step=self.global_step)
-        if request.hop in self.measured:
+        if request.measure:
             self.losses.append(request.loss)
             return Returned(request.hop, request.loss, global_step=self.global_step)
-        self._need(request.hop, HopFile.PARTNER_BACKWARD)
         odd = None
         if request.copies:
             hops = [request.hop, *(hop for hop, _ in request.copies)]
@@ -243,7 +235,7 @@ class ScriptedTrainer:
             if num == 1:
                 return Unlike(request.hop, "other bytes")
             odd = next((hop for hop in hops if answers[hop] != most), None) if others else None
-        self._add(request.hop)
+        self._add(request.hop, request.name)
         return Returned(request.hop, request.loss, odd, "other bytes" if odd is not None else "", self.global_step)
 
     def _sync(self, request: messages.SketchSlow | messages.CodeSlow | messages.DecodeSlow) -> messages.Written:
@@ -256,11 +248,15 @@ class ScriptedTrainer:
             self.payloads.write(messages.payload_name(request.name, messages.File.OWN_PAYLOAD), bytes(FRAGMENT_BYTES))
         return messages.Written(request.name, "")
 
-    def _need(self, hop: int, file: HopFile) -> None:
-        assert hop in self.lost or len(self.payloads.read(hop_file(hop, file))) == VALUE_BYTES
+    def _has_files(self, request: HopRequest) -> bool:
+        """Return whether what a partner has sent for a request is there, as a whole."""
+        if isinstance(request, Begin) or (isinstance(request, Backward) and request.measure):
+            return True
+        file = HopFile.PARTNER_FORWARD if isinstance(request, Forward) else HopFile.PARTNER_BACKWARD
+        return len(self.payloads.read(hop_file(request.hop, file))) == VALUE_BYTES
 
-    def _add(self, hop: int) -> None:
-        self.added[self.names[hop]] += 1
+    def _add(self, hop: int, name: str) -> None:
+        self.added[name] += 1
         self.num_in_batch += 1
         if self.num_in_batch >= IN_BATCH * batches_to_step(self.global_step - self.lower_step if self.stage else 0):
             self.steps, self.num_in_batch = self.steps + 1, 0
@@ -339,6 +335,7 @@ class Holder:
         rng = random.Random(f"{run.seed}/{self.peer_id}/{self._num_starts}")
         self.peer = NodePeer(self.home, held, self.identity, own, network.now_s, rng, self._on_event)
         self.own = own
+        self.trainer.is_under_way = lambda hop: hop in self.pipeline.carrier.hops
         transport = network.start_peer(self.peer_id, self._answer, None, None, self.peer.is_banned, self.peer.has_met)
         self._spawn(self._serve(PeerNetwork(transport, network.peers[self.peer_id], lambda: ADDRESSES, self._connected)))
         return self
@@ -461,7 +458,6 @@ class StagedRun:
             if holder.failure is not None:
                 raise holder.failure
             assert not holder.trainer.added or max(holder.trainer.added.values()) == 1, "a micro-batch is added twice"
-            assert not holder.trainer.asked_late, "its trainer computes a hop that is over, and keeps it for ever"
 
     async def close(self) -> None:
         for holder in self.holders:

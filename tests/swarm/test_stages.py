@@ -53,6 +53,9 @@ def test_bytes_losses_and_lanes_are_counted(tmp_path: Path) -> None:
         assert 1.0 < hops["sent"] / (there * (TOKEN_BYTES + VALUE_BYTES)) < 1.1
         assert 0.95 < hops["received"] / (hops["outcomes"]["trained"] * VALUE_BYTES) < 1.1
         assert last.status.hops["outcomes"]["answered"] >= there
+        before = first.pipeline.carried_bytes()
+        first.pipeline.end_lane(next(iter(first.pipeline.lanes.values())), "a test")
+        assert min(now - was for now, was in zip(first.pipeline.carried_bytes(), before, strict=True)) >= 0, "while its last message leaves"
 
     play(StagedRun(tmp_path, 2, 2), story)
 
@@ -282,7 +285,7 @@ def test_a_disk_that_fills_up_with_the_last_bytes_of_a_hop_costs_that_hop_only(t
     async def story(run: StagedRun) -> None:
         last = run.of(1)[0]
         await run.until(lambda: last.trainer.steps >= 2)
-        num_lost = len(last.trainer.lost)
+        num_late = len(last.trainer.late)
         for _ in range(100_000):
             begun = [path for path in last.payloads.path("").glob("hop-*") if HopFile.PARTNER_FORWARD.value in path.name]
             if half := [path for path in begun if path.stat().st_size < VALUE_BYTES]:
@@ -290,7 +293,7 @@ def test_a_disk_that_fills_up_with_the_last_bytes_of_a_hop_costs_that_hop_only(t
                 half[0].symlink_to("/dev/full")
                 break
             await asyncio.sleep(0.001)
-        await run.until(lambda: len(last.trainer.lost) > num_lost, 5.0)
+        await run.until(lambda: len(last.trainer.late) > num_late, 5.0)
         steps = last.trainer.steps
         await run.until(lambda: last.trainer.steps > steps + 3, 20.0)
 

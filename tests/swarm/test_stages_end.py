@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gossamer.peer.node.carrying import END_WAIT_S, GONE_S, OVER_S
+from gossamer.peer.node.stage_end import END_WAIT_S, GONE_S, OVER_S
 from gossamer.peer.swarm.presence import ANNOUNCE_S, LOOK_S
 from tests.swarm.holders import Holder, StagedRun, play
 

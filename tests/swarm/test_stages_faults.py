@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import os
 import time
 from pathlib import Path
 
@@ -11,9 +12,11 @@ import pytest
 
 from gossamer.peer.machine.states import NO_HOLDER
 from gossamer.peer.node.stage_report import CLAIM_S
-from gossamer.peer.swarm.known_peer import HOP_S, PARTNER_HOPS
+from gossamer.peer.node.ward import LOOK_S, MOST_AGAIN_S, Ward
+from gossamer.peer.swarm.known_peer import HOP_S, PARTNER_HOPS, KnownPeer
 from gossamer.peer.sync.decision import ALONE_S, UNSERVED_S
 from gossamer.peer.sync.state_sync import UNSYNCED_S
+from gossamer.protocol.errors import RefusalCode, Refused
 from gossamer.protocol.limits import RECORD_NEWS_S
 from tests.swarm.claims import know
 from tests.swarm.holders import IN_BATCH, Holder, StagedRun, play
@@ -352,6 +355,32 @@ def test_a_holder_that_comes_back_far_ahead_of_all_goes_back_after_a_while(tmp_p
         await keeps_training(run, run.holders)
 
     play(StagedRun(tmp_path, 2, 4), story)
+
+
+def test_a_holder_whose_copies_of_the_next_stage_fail_tries_less_and_less_often(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else many that copy from one holder would keep it busy with refusals."""
+    tried_s, copy, num_refused = list[float](), Ward._copy, 5
+
+    async def copy_later(ward: Ward, holder: KnownPeer) -> None:
+        if ward.own_stage == 1:
+            tried_s.append(now_s())
+            if len(tried_s) <= num_refused:
+                raise Refused(RefusalCode.BUSY)
+        await copy(ward, holder)
+
+    async def story(run: StagedRun) -> None:
+        file = run.of(0)[0].home.downloads / "ward-2"
+        await run.until(file.exists, 200.0)
+        waits_s = [after_s - before_s for before_s, after_s in itertools.pairwise(tried_s)]
+        assert waits_s == sorted(waits_s) and waits_s[0] < 3 * LOOK_S and waits_s[-1] >= MOST_AGAIN_S
+        os.utime(file, (0.0, 0.0))
+        await run.until(lambda: len(tried_s) == num_refused + 2, 3 * LOOK_S)
+
+    monkeypatch.setattr(Ward, "_copy", copy_later)
+    run = StagedRun(tmp_path, 2, 2)
+    for holder in run.holders:
+        holder.service_s = 2.0
+    play(run, story)
 
 
 def test_a_partner_of_a_lane_is_no_stranger(tmp_path: Path) -> None:

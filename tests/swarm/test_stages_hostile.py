@@ -285,8 +285,8 @@ def test_lanes_that_strangers_open_from_above_replace_none_of_ours(tmp_path: Pat
     play(StagedRun(tmp_path, 2, 2), story)
 
 
-@pytest.mark.parametrize(("victim", "is_revoked"), [(0, True), (1, True), (1, False)])
-def test_a_holder_loses_its_lanes_with_its_membership(victim: int, is_revoked: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("victim", "how"), [(0, "revoked"), (1, "revoked"), (1, "expired"), (0, "banned"), (1, "banned")])
+def test_a_holder_loses_its_lanes_with_its_membership_and_by_a_ban(victim: int, how: str, tmp_path: Path) -> None:
     run = StagedRun(tmp_path, 2, 2)
     host = run.holders[0].identity
     access = {"access": "invite", "issuers": [str(holder.peer_id) for holder in run.holders], "total_steps": 1_000_000}
@@ -296,16 +296,16 @@ def test_a_holder_loses_its_lanes_with_its_membership(victim: int, is_revoked: b
 
     async def story(run: StagedRun) -> None:
         (holder,) = run.of(victim)
-        not_after_s = int(run.network.now_s()) + (3600 if is_revoked else 60)
+        not_after_s = int(run.network.now_s()) + (60 if how == "expired" else 3600)
         invite = Invite.issue(host, manifest.run_id, (f"/ip4/192.0.2.1/tcp/1/p2p/{host.peer_id}",), None, not_after_s)
-        credential = invite.credential_for(MALLORY.peer_id)
-        await greeted(run, victim, 1 - victim, credential=credential)
+        await greeted(run, victim, 1 - victim, credential=invite.credential_for(MALLORY.peer_id))
         await asyncio.sleep(5.0)
         assert MALLORY.peer_id in [one.lane.partner for one in holder.pipeline.lanes.values()]
-        if is_revoked:
-            revocation = Revocation(manifest.run_id, host.peer_id, MALLORY.peer_id, 1).signed(host)
-            holder.carrying.membership.terms.revocations.add(revocation)
-        await asyncio.sleep(3.0 if is_revoked else 60.0)
+        if how == "banned":
+            holder.peer.book.ban(MALLORY.peer_id, loop_s(), "it gives values that are not finite")  # to its ward, in another stream
+        if how == "revoked":
+            holder.carrying.membership.terms.revocations.add(Revocation(manifest.run_id, host.peer_id, MALLORY.peer_id, 1).signed(host))
+        await asyncio.sleep(60.0 if how == "expired" else 3.0)
         assert MALLORY.peer_id not in [one.lane.partner for one in holder.pipeline.lanes.values()]
         assert holder.pipeline.lanes, "the lanes of members stay"
 

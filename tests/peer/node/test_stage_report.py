@@ -168,18 +168,6 @@ def test_a_trainer_without_work_is_told_where_the_micro_batches_are() -> None:
     play(story)
 
 
-def test_micro_batches_that_wait_for_the_step_are_no_work_of_a_driver() -> None:
-    async def story() -> None:
-        scene = Scene([2, 3], own=0)
-        lane = scene.down[1] = lane_to(2)
-        scene.hops[5] = Hop(5, b"name", None, HopState.AWAY, away=Away(lane, lane.send(5), asyncio.get_running_loop().time()))
-        scene.hops[6] = Hop(6, b"next", None, HopState.QUEUED)
-        await scene.look_for(WORKLESS_S + 2)
-        assert scene.told.state == IDLE and "stage 2 has not answered 1 micro-batch" in scene.told.reason
-
-    play(story)
-
-
 def test_work_now_and_then_is_no_lack_of_work() -> None:
     async def story() -> None:
         scene = Scene([1, 3])

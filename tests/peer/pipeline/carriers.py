@@ -74,7 +74,6 @@ class Holder:
     earlier: set[bytes] = field(default_factory=set)  # names that this trainer added for an earlier node, and adds no more
     jobs: list[HopRequest] = field(default_factory=list)
     current: HopRequest | None = None
-    names: dict[int, bytes] = field(default_factory=dict)
     outcomes: Counter[HopOutcome] = field(default_factory=Counter)
     wires: dict[int, Wire] = field(default_factory=dict)
     withdrawn: dict[int, set[int]] = field(default_factory=dict)  # by lane: numbers of which nothing more is sent
@@ -95,7 +94,7 @@ class Holder:
         self.carrier = Carrier(terms, rng, itertools.count(1000 * self.life))
         self.carrier.may_begin = self.world.begins
         self.is_alive, self.current = True, None
-        for kept in (self.files, self.added, self.jobs, self.names, self.wires, self.withdrawn, self.begun, self.arrived_s):
+        for kept in (self.files, self.added, self.jobs, self.wires, self.withdrawn, self.begun, self.arrived_s):
             kept.clear()
 
     def take(self, event: events.Event) -> None:
@@ -138,10 +137,8 @@ class Holder:
                 if notice.notice is NoticeKind.WITHDRAWN:
                     self.withdrawn.setdefault(lane, set()).add(notice.number)
                 self._send(lane, notice)
-            case commands.StoreChunk(_, file, data):
-                self.files[file] = self.files.get(file, 0) + len(data)
-            case commands.RemoveFile(file):
-                self.files.pop(file, None)
+            case commands.StoreChunk(_, file, data, is_first):
+                self.files[file] = len(data) + (0 if is_first else self.files[file])
             case commands.RemoveHop(hop):
                 for kind in HopFile:
                     self.files.pop(hop_file(hop, kind), None)
@@ -152,8 +149,8 @@ class Holder:
             case commands.HopOver(hop, outcome):
                 self.outcomes[outcome] += 1
                 self.begun.discard(hop)
-            case commands.TellLost() | commands.HearClock() | commands.AnswersCompared():
-                pass  # the trainer may still carry it out: the harder case
+            case commands.HearClock() | commands.AnswersCompared():
+                pass
 
     def _if_alive(self, call: Callable[[], None]) -> Callable[[], None]:
         life = self.life
@@ -198,8 +195,6 @@ class Holder:
         if self.world.rng.random() < self.declines:
             self.world.after(LOOK_S, self._if_alive(self._look))
             return Declined(job.hop, "drawn")
-        if not isinstance(job, Backward):
-            self.names[job.hop] = bytes.fromhex(job.name)
         match job:
             case Begin():
                 self.files[hop_file(job.hop, HopFile.OWN_TOKENS)] = TOKEN_BYTES
@@ -209,19 +204,18 @@ class Holder:
                 self.files[hop_file(job.hop, HopFile.OWN_FORWARD)] = VALUE_BYTES
                 return Forwarded(job.hop)
             case Forward():
-                return Returned(job.hop, 2.0) if job.measure else self._add(job.hop, 2.0)
-        hop = self.carrier.hops.get(job.hop)
+                return Returned(job.hop, 2.0) if job.measure else self._add(job, 2.0)
         if job.copies:
             self.num_doubled += 1
             if self.world.rng.random() < self.unlike:
                 return Unlike(job.hop, "drawn")
-        reply = Returned(job.hop, job.loss) if hop is not None and hop.measure else self._add(job.hop, job.loss)
+        reply = Returned(job.hop, job.loss) if job.measure else self._add(job, job.loss)
         if isinstance(reply, Returned) and job.copies and self.world.rng.random() < self.odd:
             return replace(reply, odd=self.world.rng.choice([job.hop, *(number for number, _ in job.copies)]))
         return reply
 
-    def _add(self, hop: int, loss: float) -> HopReply:
-        name = self.names[hop]
+    def _add(self, job: Forward | Backward, loss: float) -> HopReply:
+        hop, name = job.hop, bytes.fromhex(job.name)
         if name in self.earlier:
             return Declined(hop, "the micro-batch is added already")
         self.added[name] += 1
@@ -351,8 +345,8 @@ class World:
             holder.earlier.clear()
         else:
             holder.earlier |= holder.added.keys()
-            if holder.current is not None and self.rng.random() < 0.5 and (name := holder.names.get(holder.current.hop)):
-                holder.earlier.add(name)
+            if isinstance(holder.current, Backward) and self.rng.random() < 0.5:
+                holder.earlier.add(bytes.fromhex(holder.current.name))
         holder.is_alive = False
         for wire in list(holder.wires.values()):
             self.close(wire, holder)

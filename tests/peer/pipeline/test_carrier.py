@@ -21,6 +21,7 @@ from tests.protocol.samples import ALICE, BOB
 
 TOKENS, VALUES = 12, 40
 LOW, HIGH = 1, 2  # lanes
+STEPS = 3  # own ones of the trainer
 NAME = b"n" * 16
 
 
@@ -51,7 +52,11 @@ class Middle:
 
     def leave(self, hop: int) -> HopForward:
         """Have the trainer compute it; return what goes to the next stage."""
-        (sent,) = [command for command in self.take(events.TrainerReplied(Forwarded(hop))) if isinstance(command, commands.SendHop)]
+        (sent,) = [
+            command
+            for command in self.take(events.TrainerReplied(Forwarded(hop, own_steps=STEPS)))
+            if isinstance(command, commands.SendHop)
+        ]
         assert isinstance(sent.message, HopForward) and sent.lane == HIGH
         return sent.message
 
@@ -67,6 +72,10 @@ def chunks_of_forward() -> list[Message]:
 
 def answer(number: int, window: int = 2) -> list[Message]:
     return [HopAnswer(number, 2.5, window, 7), Chunk(Part.GRADIENT, 0, bytes(VALUES))]
+
+
+def backward(hop: int) -> Backward:
+    return Backward(hop, NAME.hex(), False, "", STEPS, 2.5)
 
 
 def notices(done: list[Command]) -> list[tuple[int, int, NoticeKind]]:
@@ -90,8 +99,8 @@ def test_a_hop_goes_up_and_its_gradient_comes_down() -> None:
     sent = middle.leave(hop)
     assert (sent.micro_batch, sent.measure) == (NAME, False)
     done = middle.say(HIGH, *answer(sent.number))
-    assert commands.StoreChunk(hop, hop_file(hop, HopFile.PARTNER_BACKWARD), bytes(VALUES)) in done
-    assert done[-1] == commands.AskForHop(Backward(hop, 2.5))
+    assert commands.StoreChunk(hop, hop_file(hop, HopFile.PARTNER_BACKWARD), bytes(VALUES), is_first=True) in done
+    assert done[-1] == commands.AskForHop(backward(hop))
     (back,) = middle.take(events.TrainerReplied(Returned(hop, 2.5)))
     assert isinstance(back, commands.SendHop) and back.lane == LOW
     assert isinstance(back.message, HopAnswer) and (back.message.number, back.message.loss) == (4, 2.5)
@@ -273,10 +282,10 @@ def test_a_hop_may_be_withdrawn_in_the_middle_of_its_answer() -> None:
     assert middle.carrier.down[HIGH].incoming is None
 
 
-def test_the_trainer_forgets_a_hop_that_is_withdrawn_and_its_late_reply_leaves_no_file() -> None:
+def test_the_late_reply_about_a_hop_that_is_withdrawn_leaves_no_file() -> None:
     middle = Middle()
     hop = middle.arrive()
-    assert commands.TellLost(hop) in middle.say(LOW, HopNotice(1, NoticeKind.WITHDRAWN))
+    assert commands.RemoveHop(hop) in middle.say(LOW, HopNotice(1, NoticeKind.WITHDRAWN))
     assert middle.take(events.TrainerReplied(Forwarded(hop))) == [commands.RemoveHop(hop)]
 
 
@@ -353,21 +362,13 @@ def test_a_driver_keeps_its_hops_until_the_next_stage_is_back() -> None:
     assert [command.hop for command in done if isinstance(command, commands.SendHop)] == [first, second]
 
 
-def test_a_driver_has_at_most_two_batches_on_their_way() -> None:
-    driver = Middle(stage=0)
-    driver.carrier.down[HIGH].window = driver.carrier.down[HIGH].answers = 100
-    driver.carrier.may_begin = True
-    driver.take(events.TimePassed())
-    assert len(driver.carrier.hops) == 8
-
-
 def test_a_holder_that_stops_answers_what_is_under_way_and_takes_nothing_new() -> None:
     middle = Middle()
     hop = middle.arrive()
     middle.take(events.HopsStopped())
     assert notices(middle.say(LOW, HopForward(2, b"m" * 16, False, 0), *chunks_of_forward())) == [(LOW, 2, NoticeKind.DECLINED)]
     sent = middle.leave(hop)
-    assert middle.say(HIGH, *answer(sent.number))[-1] == commands.AskForHop(Backward(hop, 2.5))
+    assert middle.say(HIGH, *answer(sent.number))[-1] == commands.AskForHop(backward(hop))
 
 
 def test_a_file_that_the_trainer_has_lost_ends_the_hop_on_both_sides() -> None:
@@ -381,7 +382,7 @@ def test_a_file_that_cannot_be_kept_ends_the_hop_and_its_open_request_still_gets
     middle = Middle()
     hop = middle.arrive()  # the request has gone to the trainer, and the last chunk has found no room
     done = middle.take(events.FileLost(hop))
-    assert commands.TellLost(hop) in done and notices(done) == [(LOW, 1, NoticeKind.DECLINED)]
+    assert commands.RemoveHop(hop) in done and notices(done) == [(LOW, 1, NoticeKind.DECLINED)]
     assert middle.take(events.TrainerReplied(Declined(hop, "no such file"))) == [commands.RemoveHop(hop)]
     assert middle.take(events.FileLost(hop)) == [], "a hop that is over"
 

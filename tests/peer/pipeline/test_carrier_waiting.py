@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from gossamer.peer.link.messages import Returned
+from gossamer.peer.link.messages import Declined, Forwarded, HopReply, Returned
 from gossamer.peer.pipeline import commands, events
 from gossamer.peer.pipeline.commands import Command
 from gossamer.peer.pipeline.hop import HopState
-from gossamer.peer.pipeline.lane import FIRST_PATIENCE_S, LEAST_PATIENCE_S
-from gossamer.protocol.messages.messages import HopAnswer, NoticeKind
+from gossamer.peer.pipeline.lane import FIRST_PATIENCE_S, LEAST_PATIENCE_S, UpLane
+from gossamer.protocol.messages.messages import HopAnswer, HopForward, NoticeKind
 from tests.peer.pipeline.test_carrier import (
     HIGH,
     LOW,
+    NAME,
     Middle,
     answer,
+    chunks_of_forward,
     notices,
 )
+from tests.protocol.samples import ALICE
 
 
 def test_a_holder_that_waits_for_a_stranger_above_tells_the_lower_stage_in_time() -> None:
@@ -47,6 +50,17 @@ def test_an_overdue_hop_costs_its_lane_only_where_no_other_is_answered() -> None
     assert [command.lane for command in closed if isinstance(command, commands.CloseLane)] == [HIGH]
 
 
+def test_a_micro_batch_whose_lane_has_broken_comes_again_once_the_trainer_has_let_it_go() -> None:
+    last = Middle(stage=2)
+    hop = last.arrive()
+    last.take(events.LaneGone(LOW))
+    last.take(events.LaneOpened(UpLane(LOW, ALICE.peer_id, 2)))
+    done = last.say(LOW, HopForward(1, NAME, False, 0), *chunks_of_forward())
+    assert notices(done) == [(LOW, 1, NoticeKind.DECLINED)], "not KNOWN, which would make the lower stage give it up"
+    last.take(events.TrainerReplied(Declined(hop, "its files are gone")))
+    last.arrive(2)
+
+
 def test_a_starving_trainer_is_granted_more_and_a_full_one_less() -> None:
     last = Middle(stage=2)
     for number in range(1, 4):
@@ -58,3 +72,34 @@ def test_a_starving_trainer_is_granted_more_and_a_full_one_less() -> None:
     hops = [last.arrive(number, bytes([number]) * 16) for number in range(4, 9)]
     (sent,) = last.take(events.TrainerReplied(Returned(hops[0], 2.0)))
     assert isinstance(sent, commands.SendHop) and isinstance(sent.message, HopAnswer) and sent.message.window == 4
+
+
+def test_a_driver_has_at_most_two_batches_on_their_way() -> None:
+    driver = Middle(stage=0)
+    driver.carrier.down[HIGH].window = driver.carrier.down[HIGH].answers = 100
+    driver.carrier.may_begin = True
+    driver.take(events.TimePassed())
+    assert len(driver.carrier.hops) == 8
+
+
+def test_a_driver_begins_no_micro_batch_of_the_batch_after_next_before_its_step() -> None:
+    """One that is back makes no room before the step. A partner that keeps as many as a batch has does not stop the driver."""
+    driver = Middle(stage=0)
+    driver.carrier.down[HIGH].window = driver.carrier.down[HIGH].answers = 100
+    driver.carrier.may_begin = True
+    driver.take(events.TimePassed())
+    sent = {hop: driver.leave(hop).number for hop in list(driver.carrier.hops)}
+    kept, hops = list(sent)[:4], list(sent)[4:]
+
+    def begun_after(hop: int, reply: HopReply) -> int:
+        assert driver.say(HIGH, *answer(sent[hop], window=100))[-1] == commands.AskForHop(driver.carrier.hops[hop].backward(""))
+        return sum(isinstance(command, commands.AskForHop) for command in driver.take(events.TrainerReplied(reply)))
+
+    for gathered, hop in enumerate(hops[:3], 1):
+        assert begun_after(hop, Returned(hop, 2.5, num_gathered=gathered)) == 0
+    assert begun_after(hops[3], Returned(hops[3], 2.5)) == 4, "the batch is whole, and the trainer steps first"
+    assert begun_after(kept[0], Returned(kept[0], 2.5, num_gathered=1)) == 0
+    assert begun_after(kept[1], Declined(kept[1], "too late")) == 1
+    done = driver.take(events.TrainerReplied(Forwarded(max(driver.carrier.hops), measure=True, num_gathered=1)))
+    assert sum(isinstance(command, commands.AskForHop) for command in done) == 1, "held-out text is no part of a batch"
+    assert begun_after(kept[2], Returned(kept[2], 2.5, num_gathered=2)) == 0

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from gossamer.peer.link.messages import HopFile, hop_file
 from gossamer.peer.link.payload_folder import PayloadFolder
-from gossamer.peer.pipeline.lane_writer import MOST_NOTICES, LaneWriter, Outgoing
+from gossamer.peer.pipeline.commands import SendHop
+from gossamer.peer.pipeline.lane_writer import MOST_NOTICES, LaneWriter
 from gossamer.protocol.limits import WINDOW
 from gossamer.protocol.messages.messages import HopAnswer, HopNotice, NoticeKind, Part
 from gossamer.protocol.streams.transport import Inbox, Stream
@@ -34,7 +35,7 @@ class Lane:
 
     def put(self, hop: int) -> None:
         name = hop_file(hop, HopFile.OWN_BACKWARD)
-        self.writer.put(Outgoing(hop, HopAnswer(hop, 1.0, 1, 0), ((Part.GRADIENT, name, VALUES),)))
+        self.writer.put(SendHop(1, hop, HopAnswer(hop, 1.0, 1, 0), ((Part.GRADIENT, name, VALUES),)))
 
     async def run(self) -> None:
         """Send what waits; `reads` opens once the first message is under way."""

@@ -70,10 +70,21 @@ class Holder:
         self.payloads.write(hop_file(hop, HopFile.PARTNER_FORWARD), values)
         self.hops.put(Forward(hop, name or f"{hop:032x}", measure, lower_step, source), SESSION)
 
-    def backward(self, hop: int, gradient: bytes, loss: float) -> None:
-        """Bring it the gradient of its output."""
+    def backward(
+        self,
+        hop: int,
+        gradient: bytes,
+        loss: float,
+        *,
+        name: str = "",
+        measure: bool = False,
+        source: str = "",
+        own_steps: int | None = None,
+    ) -> None:
+        """Bring it the gradient of its output. `own_steps`: its own ones at the forward pass; None: those of now."""
         self.payloads.write(hop_file(hop, HopFile.PARTNER_BACKWARD), gradient)
-        self.hops.put(Backward(hop, loss), SESSION)
+        own_steps = self.own_steps if own_steps is None else own_steps
+        self.hops.put(Backward(hop, name or f"{hop:032x}", measure, source, own_steps, loss), SESSION)
 
     def own(self, hop: int, file: HopFile) -> bytes:
         """Return a file that its trainer has written."""

@@ -31,7 +31,8 @@ def answered(holder: Holder, answers: dict[int, Tensor | bytes]) -> None:
     for hop, gradient in answers.items():
         holder.payloads.write(hop_file(hop, HopFile.PARTNER_BACKWARD), coded(gradient) if isinstance(gradient, Tensor) else gradient)
     first, *copies = answers
-    holder.hops.put(Backward(first, 2.0 + first, tuple((copy, 2.0 + copy / 100) for copy in copies)), SESSION)
+    losses = tuple((copy, 2.0 + copy / 100) for copy in copies)
+    holder.hops.put(Backward(first, "ab", False, "", 0, 2.0 + first, losses), SESSION)
     holder.serve()
 
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from gossamer.optim.codecs.activations import ACTIVATIONS
 from gossamer.optim.inner import learning_rate
-from gossamer.peer.link.messages import Begin, Declined, Forwarded, HopFile, Returned, hop_file
+from gossamer.peer.link.messages import Begin, Declined, Forwarded, HopFile, Returned, Writer, hop_file
 from gossamer.peer.model.computing import Computing, next_token_loss
 from gossamer.peer.model.model import build_model
 from gossamer.peer.model.plan import inner_settings
@@ -202,15 +202,15 @@ def test_of_two_hops_of_one_micro_batch_the_first_to_return_counts(tmp_path: Pat
         holder.forward(hop, *micro_batch(0), name="ab")
     holder.serve()
     holder.taken()
-    holder.backward(1, gradient, 5.0)
-    holder.backward(0, gradient, 5.0)
+    holder.backward(1, gradient, 5.0, name="ab")
+    holder.backward(0, gradient, 5.0, name="ab")
     holder.serve()
     first, second = holder.taken()
     assert first == Returned(1, 5.0)
     assert reasons([second]) == ["the micro-batch is added already"]
 
 
-@pytest.mark.parametrize("late", [0, MAX_LATE_STEPS, MAX_LATE_STEPS + 1])
+@pytest.mark.parametrize("late", [0, MAX_LATE_STEPS, MAX_LATE_STEPS + 1, -MAX_LATE_STEPS - 1])
 def test_a_gradient_that_is_too_late_is_not_added(tmp_path: Path, late: int) -> None:
     manifest = staged_manifest(3)
     holder = Holder(manifest, manifest_cuts(manifest)[1], tmp_path)
@@ -218,9 +218,9 @@ def test_a_gradient_that_is_too_late_is_not_added(tmp_path: Path, late: int) -> 
     holder.serve()
     holder.taken()
     holder.own_steps += late
-    holder.backward(0, coded(torch.ones(2, 16, 64)), 5.0)
+    holder.backward(0, coded(torch.ones(2, 16, 64)), 5.0, own_steps=0)
     holder.serve()
-    if late <= MAX_LATE_STEPS:
+    if abs(late) <= MAX_LATE_STEPS:
         assert holder.taken() == [Returned(0, 5.0)]
         assert gradients(holder)
     else:
@@ -245,24 +245,23 @@ def test_backward_passes_come_first_and_new_micro_batches_last(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(("batch_size", "in_batch"), [(6, 3), (16, 8)])
-def test_a_driver_begins_no_micro_batch_of_the_batch_after_next_before_its_step(tmp_path: Path, batch_size: int, in_batch: int) -> None:
+def test_a_driver_tells_how_many_micro_batches_wait_for_its_step(tmp_path: Path, batch_size: int, in_batch: int) -> None:
+    """Its node begins so many less: a gradient of the batch after next would be two steps late."""
     manifest = staged_manifest(batch_size=batch_size)
-    holder, most = Holder(manifest, manifest_cuts(manifest)[0], tmp_path), BATCHES_AWAY * in_batch
-    for hop in range(2 * BATCHES_AWAY * in_batch):
+    holder = Holder(manifest, manifest_cuts(manifest)[0], tmp_path)
+    for hop in range(BATCHES_AWAY * in_batch):
         holder.hops.put(Begin(hop, f"{hop:032x}"), SESSION)
     assert not holder.serve()
-    assert holder.taken() == [Forwarded(hop) for hop in range(most)]
-    holder.hops.forget(0)  # the node has lost it
-    assert not holder.serve()
-    assert holder.taken() == [Forwarded(most)]
-    for hop in range(1, in_batch):
+    assert holder.taken() == [Forwarded(hop) for hop in range(BATCHES_AWAY * in_batch)]
+    for hop in reversed(range(in_batch + 1, BATCHES_AWAY * in_batch)):  # a partner keeps as many as a batch has
         holder.backward(hop, coded(torch.ones(2, 16, 64)), 5.0)
     assert not holder.serve()
-    assert holder.taken() == [Returned(hop, 5.0) for hop in range(1, in_batch)], "a micro-batch that is back makes no room before the step"
+    holder.hops.put(Begin(100, "64"), SESSION)
+    assert not holder.serve()
     holder.backward(in_batch, coded(torch.ones(2, 16, 64)), 5.0)
     assert holder.serve()
-    assert not holder.serve()
-    assert [reply.hop for reply in holder.taken()] == [in_batch, *range(most + 1, most + 1 + in_batch)]
+    gathered = [reply.num_gathered for reply in holder.taken() if isinstance(reply, Forwarded | Returned)]
+    assert gathered == [*range(1, in_batch), in_batch - 1, 0], "none once the batch is whole: the step comes first"
 
 
 def test_a_driver_takes_the_windows_of_its_text_in_order(tmp_path: Path) -> None:
@@ -274,28 +273,16 @@ def test_a_driver_takes_the_windows_of_its_text_in_order(tmp_path: Path) -> None
     assert torch.equal(read.long(), torch.cat([corpus.batch(0), corpus.batch(1)[:2]]))
 
 
-def test_a_partner_that_keeps_a_batch_does_not_stop_the_driver(tmp_path: Path) -> None:
-    holder, in_batch = first_holder(tmp_path), 3
-    for hop in range(4 * in_batch):
-        holder.hops.put(Begin(hop, f"{hop:032x}"), SESSION)
-    assert not holder.serve()
-    for hop in range(in_batch, 2 * in_batch):  # the partner keeps those before
-        holder.backward(hop, coded(torch.ones(2, 16, 64)), 5.0)
-    assert holder.serve()
-    assert not holder.serve()
-    assert holder.taken()[-1] == Forwarded(3 * in_batch - 1)
-
-
-def test_lost_hops_are_declined_where_they_wait(tmp_path: Path) -> None:
+def test_hops_whose_files_are_gone_are_declined_and_those_of_a_node_that_is_gone_get_no_reply(tmp_path: Path) -> None:
     holder = last_holder(tmp_path)
     holder.forward(0, *micro_batch(0))
     holder.forward(1, *micro_batch(1))
-    holder.hops.forget(0)
-    assert reasons(holder.taken()) == ["the hop is withdrawn"]
+    holder.payloads.remove_hop(0)
     holder.serve()
-    assert [reply.hop for reply in holder.taken()] == [1]
+    declined, done = holder.taken()
+    assert reasons([declined]) == ["0 tokens are not 2 sequences of 17"] and done.hop == 1
     holder.forward(2, *micro_batch(2))
-    holder.hops.forget_all()
+    holder.hops.clear()
     assert not holder.serve()
     assert not holder.taken()
 
@@ -348,11 +335,24 @@ def test_bytes_that_no_honest_partner_sends_change_nothing(tmp_path: Path) -> No
     assert holder.serve()
 
 
-def test_a_gradient_of_a_hop_that_is_not_known_is_declined(tmp_path: Path) -> None:
+def test_a_gradient_of_a_hop_without_its_text_is_declined(tmp_path: Path) -> None:
     holder = first_holder(tmp_path)
     holder.backward(3, coded(torch.ones(2, 16, 64)), 5.0)
     holder.serve()
-    assert reasons(holder.taken()) == ["its forward pass is not known here"]
+    assert reasons(holder.taken()) == ["0 tokens are not 2 sequences of 17"]
+
+
+def test_a_trainer_that_was_started_again_adds_the_gradient_of_a_hop_that_is_away(tmp_path: Path) -> None:
+    """The bytes from partners outlive it: the micro-batch is not computed again by the stages above."""
+    manifest = staged_manifest(3)
+    before = Holder(manifest, manifest_cuts(manifest)[1], tmp_path)
+    before.forward(0, *micro_batch())
+    before.serve()
+    before.payloads.clear(Writer.TRAINER)
+    after = Holder(manifest, manifest_cuts(manifest)[1], tmp_path)
+    after.backward(0, coded(torch.ones(2, 16, 64)), 5.0)
+    after.serve()
+    assert after.taken() == [Returned(0, 5.0)] and gradients(after)
 
 
 @pytest.mark.parametrize("weight", [torch.inf, 1e4])
@@ -442,7 +442,7 @@ def test_a_source_whose_tokens_are_wrong_is_named_and_no_other_one(tmp_path: Pat
         holder.serve()
         if stage == 1:
             assert isinstance(holder.taken()[0], Forwarded)
-            holder.backward(hop, coded(-gradient if is_wrong else gradient), 2.0)
+            holder.backward(hop, coded(-gradient if is_wrong else gradient), 2.0, source=source)
             holder.serve()
         (reply,) = holder.taken()
         assert isinstance(reply, Returned), reply
@@ -467,7 +467,7 @@ def test_held_out_micro_batches_are_measured_and_train_nothing(tmp_path: Path) -
     for reply in last.taken():
         assert isinstance(reply, Returned)
         assert not last.own(reply.hop, HopFile.OWN_BACKWARD)
-        first.backward(reply.hop, b"", reply.loss)
+        first.backward(reply.hop, b"", reply.loss, measure=True)
     first.serve()
     assert not any(isinstance(reply, Declined) for reply in first.taken())
     assert not gradients(first) and not gradients(last)
@@ -482,7 +482,4 @@ def test_only_a_driver_has_a_text(tmp_path: Path) -> None:
     holder = last_holder(tmp_path)
     assert set(holder.loop.parameters) == {name for name, _ in holder.stage.named_parameters()}
     assert holder.loop.device == torch.device("cpu")
-    holder.hops.put(Begin(0, "00"), SESSION)
-    holder.serve()
-    assert not holder.taken()
     assert Cut((2, 2), 1).is_last

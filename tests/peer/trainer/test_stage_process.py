@@ -131,7 +131,7 @@ async def carry(first: StageTrainer, last: StageTrainer, hop: int) -> list[str]:
     assert isinstance(done, Returned)
     if not begun.measure:
         first.payloads.write(hop_file(hop, HopFile.PARTNER_BACKWARD), last.payloads.read(hop_file(hop, HopFile.OWN_BACKWARD)))
-    back = await first.end.pass_hop(Backward(hop, done.loss))
+    back = await first.end.pass_hop(Backward(hop, name, begun.measure, "", begun.own_steps, done.loss))
     for trainer in (first, last):
         trainer.payloads.remove_hop(hop)
     return [type(reply).__name__ for reply in (begun, done, back)]

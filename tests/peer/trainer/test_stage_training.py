@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from gossamer.peer.link import messages
-from gossamer.peer.link.messages import Backward, Begin, File, Forwarded, HopFile, Returned, hop_file, payload_name
+from gossamer.peer.link.messages import Begin, File, Forwarded, HopFile, Returned, payload_name
 from gossamer.peer.machine.events import Event
 from gossamer.peer.model.evaluation import held_out_loss
 from gossamer.peer.model.model import build_model
@@ -49,9 +49,8 @@ class Line:
         below, above = self.holders
         for reply in above.taken():
             assert isinstance(reply, Returned), reply
-            if gradient := above.own(reply.hop, HopFile.OWN_BACKWARD):
-                below.payloads.write(hop_file(reply.hop, HopFile.PARTNER_BACKWARD), gradient)
-            below.hops.put(Backward(reply.hop, reply.loss), SESSION)
+            gradient = above.own(reply.hop, HopFile.OWN_BACKWARD)
+            below.backward(reply.hop, gradient, reply.loss, measure=not gradient)
 
     def put(self, name: str, file: File, data: bytes) -> None:
         """Bring the last stage a file of its node."""
@@ -154,12 +153,10 @@ def test_the_text_of_a_driver_never_goes_back(tmp_path: Path) -> None:
 
     line, restored = Line(tmp_path / "one"), Line(tmp_path / "two")
     seen = windows(line)
-    line.holders[0].hops.forget_all()
     seen += windows(line)
     line.first.take_over([], 5)
     kept = line.first.kept()
     restored.first.restore({name: tensor.clone() for name, tensor in kept.tensors.items()}, kept.state)
-    line.holders[0].hops.forget_all()
     assert windows(line) == windows(restored)
     seen += [line.holders[0].own(hop, HopFile.OWN_TOKENS) for hop in range(6, 9)]
     corpus = line.holders[0].corpus
