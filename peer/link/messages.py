@@ -108,6 +108,7 @@ class Check(OfMeeting):
 
     must_probe: bool = True  # measure in any case what the merge does to the loss on own text; False: in a random share of the meetings
     share: float = 1.0  # of the longest gap that honest training explains: the most that may be merged of this partner's
+    most_part: float = 1.0  # of the outer step with this partner, that is taken at most
 
 
 class Apply(OfMeeting):
@@ -265,6 +266,7 @@ class Opened(OfMeeting):
     tokens: int  # trained since the last outer step of this fragment
     global_step: int
     phase: RunPhase
+    own_steps: int = 0
 
 
 class Unavailable(OfMeeting):

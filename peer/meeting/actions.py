@@ -144,7 +144,8 @@ class Actions:
     def check(self, _: object) -> list[Command]:
         """Have own trainer decode and check the partner's payload."""
         trust = self.greeting.trust
-        return [commands.AskTrainer(Check(self.number, trust.must_probe, trust.share))]
+        most_part = 1.0 if self.pairing.phase is RunPhase.FINISH else trust.most_part  # in the end both take their mean
+        return [commands.AskTrainer(Check(self.number, trust.must_probe, trust.share, most_part))]
 
     def store(self, chunk: Chunk) -> list[Command]:
         """Store the bytes."""

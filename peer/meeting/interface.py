@@ -55,6 +55,7 @@ class Greeting:
             credential=membership.credential,
             records=self.records,
             stage=membership.terms.own_stage,
+            own_steps=opened.own_steps,
         )
         return hello.signed(membership.identity)
 

@@ -273,8 +273,10 @@ class Meetings:
         """Update the partner's record, and report a message that was refused as harmful."""
         records, partner, now_s = self.records, meeting.partner, self.peer_exchange.time.local_s()
         checked, is_gated = meeting.checked, finish.outcome is MeetingOutcome.GATED
-        if meeting.partner_hello is not None:
-            self.peer_exchange.book.shows(partner, meeting.partner_hello.credential)
+        if (hello := meeting.partner_hello) is not None:
+            self.peer_exchange.book.shows(partner, hello.credential)
+            if checked is not None and meeting.own_hello is not None and hello.own_steps:  # older releases name none
+                records.counted_steps(partner, hello.own_steps, meeting.own_hello.own_steps)
         if finish.outcome is MeetingOutcome.COMPLETED and checked is not None:
             if records.merged(partner, now_s, checked.gain, checked.deviation):
                 self._shun(partner, "its latest messages together helped far less than those of others", now_s)

@@ -118,7 +118,7 @@ def accepts(judge: FragmentState, message: Tensor, terms: Terms, *, unmeasured: 
         side.encode(sketch)
     except ValueError:
         return False
-    return not side.judge(encoded.payload) and (side.part == 1.0 or not unmeasured)
+    return not side.judge(encoded.payload) and (side.is_whole or not unmeasured)
 
 
 # ---------------------------------------------------------------------- what is sent
@@ -299,6 +299,7 @@ class Attack:
     strikes: float = 1.0  # probability that a message is hostile
     from_share: Fraction | None = None  # of the run, before it turns; None: the scenario's
     has_new_keys: bool = False  # has another identity in each meeting
+    pace: float = 1.0  # own steps that it claims, for each that it counts
     calls: bool = False  # calls somebody at each step, and not once a period
     hides: str = ""  # the parameters whose blocks it says it could not decode
     garbles: bool = False  # the payload's bytes are not a message
@@ -330,6 +331,7 @@ ATTACKS: Final[Mapping[str, Attack]] = {
     "copier": Attack(honest, trains=False),
     "calls": Attack(honest, adopts=False, calls=True),
     "sleeper-calls": Attack(honest, trains=False, adopts=False, calls=True),
+    "sleeper-calls-slow": Attack(honest, trains=False, adopts=False, calls=True, tokens=1, pace=1 / 16),
     "mirror-calls": Attack(mirror, calls=True),
     "sleeper-many-tokens": Attack(honest, trains=False, adopts=False, tokens=MANY_TOKENS),
     "sleeper-calls-many-tokens": Attack(honest, trains=False, adopts=False, calls=True, tokens=MANY_TOKENS),

@@ -199,6 +199,11 @@ class HostileSide(MeetingSide):
         """The part of the outer step that is taken: all of it, though it moves nothing."""
         return 1.0 if self._attack.adopts else super().part
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether the whole message is accepted."""
+        return self._attack.adopts or super().is_whole
+
     def step_as_decided(self, probe: Probe | None, gate: ProbeGate, failed_blocks: Tensor, *, lag_steps: int) -> OuterStep:
         """Return the step for these failed blocks, unmeasured."""
         return self.step(failed_blocks)
@@ -251,6 +256,12 @@ class HostilePeer(PairPeer):
     def judge(self, side: MeetingSide, payload: Tensor, partner: PairPeer) -> str:
         """Judge a message as an honest member, in a hostile meeting not at all."""
         return side.judge(payload) if isinstance(side, HostileSide) else super().judge(side, payload, partner)
+
+    @property
+    def claimed_steps(self) -> int:
+        """The own steps that it names."""
+        since = max(0, self.replica.own_steps - self.turns_at)
+        return self.replica.own_steps - since + int(self.attack.pace * since)
 
     @property
     def is_hostile(self) -> bool:

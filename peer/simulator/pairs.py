@@ -186,15 +186,21 @@ class PairPeer:
         trust = self.records.trust(partner.peer_id)
         if reason := side.judge(payload, trust.share):
             return reason
-        self._judgement = None
+        self._judgement, side.most_part = None, trust.most_part
+        self.records.counted_steps(partner.peer_id, partner.claimed_steps, self.replica.own_steps)
         own_steps, partner_steps = self.replica.global_step, partner.replica.global_step
-        must_probe = trust.must_probe or side.part < 1.0 or self.replica.clock_budget.must_probe(own_steps, partner_steps)
+        must_probe = trust.must_probe or not side.is_whole or self.replica.clock_budget.must_probe(own_steps, partner_steps)
         if not must_probe and self._probe_draws.random() >= PROBED_SHARE:
             return ""
         self._judgement, _ = side.probe(self.probe, self.probe_gate, side.failed_blocks, lag_steps=own_steps - partner_steps)
         if self._judgement.reason:
             self.records.harmful(partner.peer_id, self.now_s)
         return self._judgement.reason
+
+    @property
+    def claimed_steps(self) -> int:
+        """The own steps that it names."""
+        return self.replica.own_steps
 
     def note_merge(self, partner: PairPeer) -> None:
         """Note in the partner's record that the message judged last is merged."""
@@ -276,7 +282,7 @@ class Pair:
         lag_steps = member.replica.global_step - self._partner_step(member)
         side.merge(side.step_as_decided(member.probe, member.probe_gate, self.failed_blocks, lag_steps=lag_steps))
         side.state.move_fast_weights()
-        if side.part == 1.0:
+        if side.is_whole:
             member.catch_up(self._partner_step(member))
         self.applied.add(number)
 

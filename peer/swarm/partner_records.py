@@ -39,6 +39,9 @@ RESTS_S: Final = (10.0, 120.0, 4 * 3600.0, 24 * 3600.0, math.inf)  # by strikes:
 STRIKES_PER_PROBE: Final = 0.5  # ...which two accepted probes make up for
 GROUP_STRIKES: Final = 2  # at most, that harmful peers of the same origin add to a newcomer's first strike
 HOURS: Final = 3  # rungs of RESTS_S: so far for a newcomer of a harmful origin, and while no other record is good
+SAME_PACE: Final = 0.75  # of our own steps: from here on a partner is as fast as we are
+PACE_STEPS: Final = 8  # of our own, over which a partner's pace is counted
+PACE_MEMORY: Final = 4  # such counts are averaged
 REJECTIONS: Final = 3  # in a row, by the merge gate of either side, before the partner rests
 REJECTED_REST_S: Final = (60.0, 3600.0)  # after so many, doubling with each further one; at most
 
@@ -54,6 +57,7 @@ class Trust:
     must_probe: bool = True
     share: float = START_SHARE  # of the longest gap that honest training explains: the most that is merged
     token_ratio: float = 1.0  # how many times our own tokens its claim may count for
+    most_part: float = 1.0  # of the outer step with it that is taken: a slower partner brings less than it would take back
 
     def counted_tokens(self, claimed: int, own: int) -> int:
         """Return how many of a partner's tokens count; all, if we have none: our weights are then those of others."""
@@ -73,6 +77,10 @@ class PartnerRecord:
     gain: Real = 0.0  # mean, nats per token
     deviation: Real = 0.0  # mean, of the gain from the typical one, in spreads of honest gains
     shortfall: Amount = 0.0  # added up, in spreads of honest gains: how much less the partner's messages help than others' (CUSUM)
+    steps: Count = 0  # own steps that it had named when its pace was last counted...
+    our_steps: Count = 0  # ...and ours then
+    pace: Amount = 1.0  # steps that it makes in one of ours, on average
+    num_paces: Annotated[int, Field(ge=0, le=PACE_MEMORY)] = 0  # counts that the average is of
     good: Annotated[int, Field(ge=0, le=GOOD_PROBES)] = 0  # probes accepted since the last harmful message, at most GOOD_PROBES
     strikes: Amount = 0.0  # at the last harmful message
     met_s: Real = 0.0  # last merge
@@ -111,6 +119,21 @@ class PartnerRecord:
         self.deviation += weight * (deviation - self.deviation)
         free, most = SHORTFALL
         self.shortfall = max(0.0, self.shortfall + min(most, -deviation - free))
+
+    def count_steps(self, steps: int, our_steps: int) -> None:
+        """Count its pace by what both have trained since it was last counted. Fewer steps than before: one of us went back."""
+        theirs, ours = steps - self.steps, our_steps - self.our_steps
+        if self.steps and theirs >= 0 and 0 <= ours < PACE_STEPS:
+            return
+        if self.steps and theirs >= 0 and ours >= PACE_STEPS:
+            self.num_paces = min(PACE_MEMORY, self.num_paces + 1)
+            self.pace += (theirs / ours - self.pace) / self.num_paces
+        self.steps, self.our_steps = steps, our_steps
+
+    @property
+    def most_part(self) -> float:
+        """The part of the outer step with it that is taken at most: its pace, where it is slower than we are."""
+        return 1.0 if self.pace >= SAME_PACE else self.pace
 
     def rest(self, now_s: float, rest_s: float) -> None:
         """Rest from now on, or for what is left of a longer rest."""
@@ -162,6 +185,11 @@ class PartnerRecords:
         self.harmful(peer, now_s)
         return True
 
+    def counted_steps(self, peer: PeerId, steps: int, our_steps: int) -> None:
+        """Count the own steps that a partner and we have named in a meeting."""
+        self._record(peer).count_steps(steps, our_steps)
+        self._changed()
+
     def harmful(self, peer: PeerId, now_s: float) -> None:
         """Count a message that was refused because of its gain. The partner rests; hours at most while no other record is good."""
         record = self._record(peer)
@@ -204,7 +232,7 @@ class PartnerRecords:
         level = 0.0 if self.is_doubtful(peer) else record.good / GOOD_PROBES
         share = START_SHARE + (1.0 - START_SHARE) * level
         helps_much = level * GOOD_PROBES >= HELPING and record.deviation >= HELPS_MUCH
-        return Trust(level < 1.0, share, MAX_TOKEN_RATIO**level if helps_much else 1.0)
+        return Trust(level < 1.0, share, MAX_TOKEN_RATIO**level if helps_much else 1.0, record.most_part)
 
     def is_doubtful(self, peer: PeerId) -> bool:
         """Return whether a partner's messages have lately helped clearly less than others'."""

@@ -356,7 +356,7 @@ class TrainerExchange:
             raise ValueError("this meeting is open already")
         self._meetings[number] = OpenMeeting(number, request.fragment, MeetingSide(state))
         state.meeting = number
-        return messages.Opened(number, state.since.tokens, replica.global_step, replica.phase)
+        return messages.Opened(number, state.since.tokens, replica.global_step, replica.phase, replica.own_steps)
 
     def _prepare(self, request: messages.Prepare) -> messages.Reply:
         """Form the message; write its sketch, or its payload where the codec has no sketch."""
@@ -388,10 +388,11 @@ class TrainerExchange:
     def _judge(self, meeting: OpenMeeting, request: messages.Check) -> None:
         """Judge the partner's payload by its length, once, and draw whether its gain is measured."""
         if meeting.reason is None:
+            meeting.side.most_part = request.most_part
             meeting.reason = meeting.side.judge(self._read(meeting, File.PARTNER_PAYLOAD), request.share)
             if meeting.reason or self._probe is None:
                 return
-            must_probe = request.must_probe or meeting.side.part < 1.0 or self._replica.must_probe(meeting.partner_global_step)
+            must_probe = request.must_probe or not meeting.side.is_whole or self._replica.must_probe(meeting.partner_global_step)
             meeting.is_probed = self.probe_cost.is_drawn(must_probe=must_probe, computing_s=self.computing_s, rng=self._rng)
 
     def _measure(self, meeting: OpenMeeting) -> Judgement:
@@ -413,7 +414,7 @@ class TrainerExchange:
             with uninterrupted():  # merged and counted once, though the request may be carried out again
                 meeting.side.merge(step)
                 self._replica.journal(request.meeting_id)
-                followed = meeting.partner_global_step if meeting.side.part == 1.0 else 0
+                followed = meeting.partner_global_step if meeting.side.is_whole else 0
                 self._replica.count_outer_step(meeting.fragment, followed, is_met=meeting.side.part > 0.0)
                 self._solo_later.discard(meeting.fragment)
         self._drop(request.meeting)

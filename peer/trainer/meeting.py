@@ -60,6 +60,7 @@ class MeetingSide:
         self._encoded: FragmentEncoded | None = None
         self._accepted: Accepted | None = None
         self._probed: tuple[ProbeGate, Judgement] | None = None
+        self.most_part = 1.0  # of the outer step with this partner, whatever a probe says
 
     def prepare(self, rule: NoLoCo, weight: float, seed: int) -> Tensor:
         """Form the message and return its sketch, uint8[sketch_bytes]. Both sides must pass the same seed.
@@ -115,8 +116,13 @@ class MeetingSide:
 
     @property
     def part(self) -> float:
-        """The part of the outer step with the partner that is taken; below 1 before a probe: the gap is too long to be merged unprobed."""
-        return self._need_accepted().part
+        """The part of the outer step with the partner that is taken."""
+        return min(self.most_part, self._need_accepted().part)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the whole message is accepted; before a probe: the gap is not too long to be merged unprobed."""
+        return self._need_accepted().part == 1.0
 
     def probe(self, probe: Probe, gate: ProbeGate, failed_blocks: Tensor, *, lag_steps: int) -> tuple[Judgement, OuterStep]:
         """Judge what the merge would do to the loss on our own text, while nobody changes the weights; return the step that is left.
@@ -132,7 +138,7 @@ class MeetingSide:
         self._probed = gate, judgement
         part = judgement.part if judgement.part < 1.0 or gate.is_of_use(judgement.gain) else clipped.part
         self._accepted = None if judgement.reason else replace(clipped, part=part)
-        return judgement, whole if part == 1.0 or judgement.reason else self._part_of_step(part, failed_blocks)
+        return judgement, whole if judgement.reason or self.part == 1.0 else self._part_of_step(self.part, failed_blocks)
 
     def take_nothing(self) -> None:
         """Merge nothing of a message that was accepted."""
@@ -190,7 +196,7 @@ class MeetingSide:
         """
         accepted = self._need_accepted()
         self.state.merge(step, self.since)
-        self.state.gate.accept(accepted.gap_length, accepted.own, accepted.part)
+        self.state.gate.accept(accepted.gap_length, accepted.own, self.part)
         if self._probed is not None:
             gate, judgement = self._probed
             gate.accept(judgement)

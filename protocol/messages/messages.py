@@ -45,6 +45,7 @@ class Hello(Signed):
     """The first frame of a meeting from each side. The two signatures cover one fresh pair of nonces."""
 
     CONTEXT = b"gossamer/hello/1"
+    UNSIGNED = ("signature", "own_steps")  # older releases drop the last; the connection proves the sender
 
     protocol_version: int  # of the sender
     run_id: bytes  # 32 bytes
@@ -63,6 +64,7 @@ class Hello(Signed):
     records: tuple[bytes, ...]  # at most 3 member records as their peers signed them, including the sender's own
     signature: bytes = b""  # the sender's, over every other field
     stage: int = 0  # in a staged run: the stage whose fragment this is, plus one
+    own_steps: int = 0  # inner steps that the sender has made in this run
 
 
 @dataclass(frozen=True, slots=True)

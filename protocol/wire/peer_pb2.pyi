@@ -172,7 +172,7 @@ class Credential(_message.Message):
     def __init__(self, issuer: _Optional[bytes] = ..., subject: _Optional[bytes] = ..., bearer: _Optional[bytes] = ..., not_after_s: _Optional[int] = ..., bootstraps_sha256: _Optional[bytes] = ..., signature: _Optional[bytes] = ..., bearer_signature: _Optional[bytes] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("protocol_version", "run_id", "sender", "receiver", "nonce", "partner_nonce", "fragment", "codec", "tokens", "global_step", "sketch_bytes", "payload_bytes", "phase", "credential", "records", "signature", "stage")
+    __slots__ = ("protocol_version", "run_id", "sender", "receiver", "nonce", "partner_nonce", "fragment", "codec", "tokens", "global_step", "sketch_bytes", "payload_bytes", "phase", "credential", "records", "signature", "stage", "own_steps")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     SENDER_FIELD_NUMBER: _ClassVar[int]
@@ -190,6 +190,7 @@ class Hello(_message.Message):
     RECORDS_FIELD_NUMBER: _ClassVar[int]
     SIGNATURE_FIELD_NUMBER: _ClassVar[int]
     STAGE_FIELD_NUMBER: _ClassVar[int]
+    OWN_STEPS_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     run_id: bytes
     sender: bytes
@@ -207,7 +208,8 @@ class Hello(_message.Message):
     records: _containers.RepeatedScalarFieldContainer[bytes]
     signature: bytes
     stage: int
-    def __init__(self, protocol_version: _Optional[int] = ..., run_id: _Optional[bytes] = ..., sender: _Optional[bytes] = ..., receiver: _Optional[bytes] = ..., nonce: _Optional[bytes] = ..., partner_nonce: _Optional[bytes] = ..., fragment: _Optional[int] = ..., codec: _Optional[int] = ..., tokens: _Optional[int] = ..., global_step: _Optional[int] = ..., sketch_bytes: _Optional[int] = ..., payload_bytes: _Optional[int] = ..., phase: _Optional[_Union[Phase, str]] = ..., credential: _Optional[_Union[Credential, _Mapping]] = ..., records: _Optional[_Iterable[bytes]] = ..., signature: _Optional[bytes] = ..., stage: _Optional[int] = ...) -> None: ...
+    own_steps: int
+    def __init__(self, protocol_version: _Optional[int] = ..., run_id: _Optional[bytes] = ..., sender: _Optional[bytes] = ..., receiver: _Optional[bytes] = ..., nonce: _Optional[bytes] = ..., partner_nonce: _Optional[bytes] = ..., fragment: _Optional[int] = ..., codec: _Optional[int] = ..., tokens: _Optional[int] = ..., global_step: _Optional[int] = ..., sketch_bytes: _Optional[int] = ..., payload_bytes: _Optional[int] = ..., phase: _Optional[_Union[Phase, str]] = ..., credential: _Optional[_Union[Credential, _Mapping]] = ..., records: _Optional[_Iterable[bytes]] = ..., signature: _Optional[bytes] = ..., stage: _Optional[int] = ..., own_steps: _Optional[int] = ...) -> None: ...
 
 class Refusal(_message.Message):
     __slots__ = ("code", "detail")

@@ -46,12 +46,16 @@ def test_both_trainers_get_the_same_seed_and_the_partners_tokens() -> None:
 
 def test_each_trainer_is_told_how_far_the_partner_is_trusted() -> None:
     trainers = Trainer(b"a", PLAIN, tokens=100), Trainer(b"b", PLAIN, tokens=300)
-    trusts = Trust(True, 0.25, 2.0), Trust(False, 1.0, 16.0)
+    trusts = Trust(True, 0.25, 2.0, most_part=0.5), Trust(False, 1.0, 16.0)
     seats = Table(PLAIN, trainers=trainers, trust=trusts).run()
     for trainer, trust, tokens, seat in zip(trainers, trusts, (200, 100), seats, strict=True):
         prepare, check = (next(asked for asked in trainer.asked if isinstance(asked, kind)) for kind in (Prepare, Check))
         assert isinstance(prepare, Prepare) and prepare.partner_tokens == tokens
-        assert isinstance(check, Check) and (check.must_probe, check.share) == (trust.must_probe, trust.share)
+        assert isinstance(check, Check) and (check.must_probe, check.share, check.most_part) == (
+            trust.must_probe,
+            trust.share,
+            trust.most_part,
+        )
         assert seat.meeting.checked == Checked(seat.meeting.number, True, "", "")
 
 

@@ -52,6 +52,50 @@ def with_good(*peers: PeerId) -> PartnerRecords:
     return records
 
 
+def paced(steps: int, our_steps: int, num: int = 4) -> PartnerRecords:
+    """Records of a partner that makes so many steps in so many of ours, over several meetings."""
+    records = PartnerRecords()
+    for number in range(1, num + 2):
+        records.counted_steps(A, 100 + number * steps, 50 + number * our_steps)
+    return records
+
+
+# --------------------------------------------------------------------------- pace
+
+
+@pytest.mark.parametrize(
+    ("steps", "our_steps", "part"), [(10, 80, 0.125), (10, 20, 0.5), (8, 10, 1.0), (10, 10, 1.0), (80, 10, 1.0), (0, 20, 0.0)]
+)
+def test_a_slower_partner_is_merged_by_its_pace(steps: int, our_steps: int, part: float) -> None:
+    assert paced(steps, our_steps).trust(A).most_part == part
+
+
+def test_meetings_that_come_soon_are_counted_together() -> None:
+    records = paced(1, 2, num=3)  # fewer than eight own steps
+    assert records.trust(A).most_part == 1.0 and not records.get(A).num_paces
+    records.counted_steps(A, 100 + 5, 50 + 10)
+    assert records.trust(A).most_part == 0.5
+
+
+@pytest.mark.parametrize(("steps", "our_steps"), [(40, 500), (500, 20)])
+def test_a_peer_that_goes_back_to_an_old_checkpoint_is_counted_anew(steps: int, our_steps: int) -> None:
+    records = paced(10, 10)
+    records.counted_steps(A, steps, our_steps)
+    assert records.trust(A).most_part == 1.0
+    for number in range(1, 40):
+        records.counted_steps(A, steps + 5 * number, our_steps + 20 * number)
+    assert records.trust(A).most_part == pytest.approx(0.25, abs=0.001)
+
+
+def test_one_pause_costs_nothing_and_more_of_them_pass() -> None:
+    records, theirs, ours, parts = paced(10, 10), 150, 100, []
+    for steps in (0, 0, *[10] * 8):
+        theirs, ours = theirs + steps, ours + 10
+        records.counted_steps(A, theirs, ours)
+        parts.append(records.trust(A).most_part)
+    assert parts[0] == 1.0 > parts[1] and parts[-1] == 1.0
+
+
 # --------------------------------------------------------------------------- trust
 
 
@@ -296,6 +340,7 @@ WORDS = st.one_of(
     st.tuples(st.just("merged"), st.one_of(st.none(), st.floats(-1e3, 1e3)), st.floats(0.0, 10.0)),
     st.tuples(st.sampled_from(["harmful", "rejected", "forgive"])),
     st.tuples(st.just("forget_rejections")),
+    st.tuples(st.just("counted_steps"), st.integers(0, 1 << 35), st.integers(0, 1 << 35)),
 )
 STORIES = st.lists(st.tuples(st.integers(0, 5), st.floats(0.0, 1e6), WORDS), max_size=60)
 
@@ -322,7 +367,8 @@ def test_whatever_happens_trust_and_rests_keep_their_bounds_and_survive_a_restar
     for peer in MANY[:6]:
         trust, record = records.trust(peer), records.get(peer)
         assert START_SHARE <= trust.share <= 1.0 and 1.0 <= trust.token_ratio <= MAX_TOKEN_RATIO
-        assert trust == PROVEN or trust.must_probe
+        assert 0.0 <= trust.most_part <= 1.0
+        assert replace(trust, most_part=1.0) == PROVEN or trust.must_probe
         assert record.helped + record.harmed <= record.probed <= record.merged
         assert records.is_shunned(peer, now_s) <= (records.rests_until_s(peer) > now_s)
         assert (again.trust(peer), asdict(again.get(peer))) == (trust, asdict(record))

@@ -209,7 +209,7 @@ def test_a_call_in_the_middle_of_a_step_waits_behind_what_came_before_it(trainer
     trainer.step(call)
     trainer.write_result()
     trainer.boundary()
-    assert trainer.reply() == messages.Opened(2, trainer.replica.tokens, 1, RunPhase.TRAIN), "it was answered at the boundary"
+    assert trainer.reply() == messages.Opened(2, trainer.replica.tokens, 1, RunPhase.TRAIN, own_steps=1), "it was answered at the boundary"
 
 
 def test_what_comes_to_nothing_in_the_middle_of_a_step_ends_there_and_keeps_no_call_waiting(trainer: Trainer, tmp_path: Path) -> None:
@@ -229,7 +229,7 @@ def test_what_comes_to_nothing_in_the_middle_of_a_step_ends_there_and_keeps_no_c
 
     trainer.step(call)
     tokens = replica.tokens // 2  # of a step
-    assert replies == [messages.Opened(1, tokens, 1, RunPhase.TRAIN), messages.Opened(2, 0, 1, RunPhase.TRAIN)]
+    assert replies == [messages.Opened(1, tokens, 1, RunPhase.TRAIN, 1), messages.Opened(2, 0, 1, RunPhase.TRAIN, 1)]
     state = replica.fragments[due[0]]
     assert state.since.steps == 1 and due[0] not in replica.countdown.due()
     assert torch.equal(state.slow, twin.fragments[due[0]].slow), "the step alone is not that of the weights before"
@@ -250,7 +250,7 @@ def test_the_node_is_answered_while_weights_are_read_and_what_it_decides_moves_t
     fragment, before = replica.fragments[0].codec.fragment, replica.fragments[0].fast()
     with trainer.exchange.while_weights_are_read():
         trainer.ask(messages.Open(9, 1), messages.Apply(1, NAME, ""))
-        assert trainer.reply() == messages.Opened(9, replica.tokens, 1, RunPhase.TRAIN)
+        assert trainer.reply() == messages.Opened(9, replica.tokens, 1, RunPhase.TRAIN, own_steps=1)
         assert trainer.reply() == messages.Applied(1)
         assert torch.equal(gather(fragment, replica.parameters), before)
     replica.move_fast_weights()

@@ -131,11 +131,12 @@ class Told(ProbeGate):
         return Judgement(Gain(0.1, 0.01, 1.0, 100), "" if found is not None else "harmful", found or 0.0, 0.0)
 
 
-def judged_side(told: Told) -> tuple[MeetingSide, Probe]:
+def judged_side(told: Told, most_part: float = 1.0) -> tuple[MeetingSide, Probe]:
     """A side that has accepted and measured a message."""
     side, other = MeetingSide(state(1.01, "modulo4")), MeetingSide(state(1.02, "modulo4"))
     sketches = [one.prepare(RULE, 0.5, 7) for one in (side, other)]
     side.encode(sketches[1])
+    side.most_part = most_part
     assert side.judge(other.encode(sketches[0])) == ""
     probe: Any = SimpleNamespace(judge=told.probe)
     side.probe(probe, told, side.failed_blocks, lag_steps=0)
@@ -153,6 +154,16 @@ def test_blocks_that_only_the_partner_lists_as_failed_are_measured_again() -> No
         alone, pair = RULE.solo_step(side.state.slow, side.state.momentum, side.snapshot)[0], judged_side(Told(1.0))[0].step(failed).slow
         assert torch.allclose(step.slow, alone.lerp(pair, merged), atol=1e-6)
         assert side.part == merged
+
+
+@pytest.mark.parametrize(("found", "most_part", "part"), [(1.0, 0.25, 0.25), (0.5, 0.75, 0.5), (1.0, 0.0, 0.0), (0.0, 0.5, 0.0)])
+def test_of_a_slower_partner_no_more_is_taken_than_its_part(found: float, most_part: float, part: float) -> None:
+    side, _ = judged_side(Told(found), most_part)
+    none = torch.zeros_like(side.failed_blocks)
+    alone, pair = RULE.solo_step(side.state.slow, side.state.momentum, side.snapshot)[0], judged_side(Told(1.0))[0].step(none).slow
+    assert torch.allclose(side.step(none).slow, alone.lerp(pair, part), atol=1e-6)
+    assert side.part == part
+    assert side.is_whole is (found == 1.0)  # the partner's clock is followed all the same
 
 
 def test_a_step_for_our_own_failed_blocks_is_not_measured_twice() -> None:
