@@ -150,7 +150,6 @@ def test_a_staged_swarm_meets_and_stays_together() -> None:
 @pytest.mark.parametrize(
     ("choices", "words"),
     [
-        ({"routing": "random"}, "routing has no effect without stages"),
         ({"stages": 2, "routing": "shortest"}, "random or fixed"),
         ({"stages": 2, "hop_delay": -1}, "hop_delay must not be negative"),
         ({"stages": 2, "method": "diloco"}, "method diloco cannot train a staged run"),
