@@ -147,7 +147,8 @@ class PartnerRecord:
     def words(self) -> str:
         """Return the counts for an operator."""
         probes = f"probed {self.probed} times: {self.helped} helped, {self.harmed} harmed" if self.probed else "not probed yet"
-        return f"{self.merged} merged, {probes}" + (f"; {self.refused} refused as harmful" if self.refused else "")
+        slow = f"; merged in part, for it makes {self.pace:.2f} steps in one of ours" if self.most_part < 1.0 else ""
+        return f"{self.merged} merged, {probes}" + (f"; {self.refused} refused as harmful" if self.refused else "") + slow
 
 
 @dataclass(slots=True)

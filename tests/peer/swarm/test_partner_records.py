@@ -70,6 +70,11 @@ def test_a_slower_partner_is_merged_by_its_pace(steps: int, our_steps: int, part
     assert paced(steps, our_steps).trust(A).most_part == part
 
 
+def test_the_operator_reads_which_partners_are_slow() -> None:
+    assert "it makes 0.25 steps in one of ours" in paced(5, 20).get(A).words()
+    assert "steps in one of ours" not in paced(20, 20).get(A).words()
+
+
 def test_meetings_that_come_soon_are_counted_together() -> None:
     records = paced(1, 2, num=3)  # fewer than eight own steps
     assert records.trust(A).most_part == 1.0 and not records.get(A).num_paces
