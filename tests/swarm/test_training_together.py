@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from pathlib import Path
 
 import pytest
@@ -113,6 +114,9 @@ def test_peers_of_unequal_speed_meet_and_the_clock_carries_the_slow_along(tmp_pa
             assert peer.trainer.replica.own_steps < 0.3 * fast[0].trainer.replica.own_steps
             assert peer.global_step > 0.75 * fast[0].global_step  # as of its last meeting
             assert not peer.trainer.solo[1:]  # one perhaps, before anybody was known
+        for one, other in itertools.permutations(swarm.peers, 2):
+            part = one.peer.records.trust(other.peer_id).most_part
+            assert 0.15 < part < 0.4 if one in fast and other in slow else part == 1.0
 
     play(Swarm(tmp_path), story)
 
