@@ -39,9 +39,9 @@ def test_a_misspelt_codec_leaves_the_home_unused(tmp_path: Path) -> None:
 
 
 def test_a_model_that_does_not_fit_is_rejected_before_allocation(tmp_path: Path) -> None:
-    """The model takes two terabytes, more than any test machine has."""
+    """The model takes a terabyte, more than any test machine has."""
     manifest = tmp_path / "manifest.toml"
-    model = {"hidden_size": 65536, "intermediate_size": 65536, "num_hidden_layers": 1, "num_attention_heads": 64, "vocab_size": 1_000_000}
+    model = {"hidden_size": 65536, "intermediate_size": 65536, "num_hidden_layers": 1, "num_attention_heads": 64, "vocab_size": 200_000}
     manifest.write_text("[model.config]\n" + "\n".join(f"{key} = {value}" for key, value in model.items()))
     code, output = host(tmp_path / "home", str(manifest))
     assert code == 2
