@@ -184,9 +184,9 @@ class PairPeer:
     def judge(self, side: MeetingSide, payload: Tensor, partner: PairPeer) -> str:
         """Judge a partner's message, by a probe if it is drawn or must be; return why it must not be merged, empty if it may."""
         trust = self.records.trust(partner.peer_id)
-        if reason := side.judge(payload, trust.share):
+        if reason := side.judge(payload, trust.share, trust.most_part):
             return reason
-        self._judgement, side.most_part = None, trust.most_part
+        self._judgement = None
         self.records.counted_steps(partner.peer_id, partner.claimed_steps, self.replica.own_steps)
         own_steps, partner_steps = self.replica.global_step, partner.replica.global_step
         must_probe = trust.must_probe or not side.is_whole or self.replica.clock_budget.must_probe(own_steps, partner_steps)

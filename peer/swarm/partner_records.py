@@ -123,9 +123,9 @@ class PartnerRecord:
     def count_steps(self, steps: int, our_steps: int) -> None:
         """Count its pace by what both have trained since it was last counted. Fewer steps than before: one of us went back."""
         theirs, ours = steps - self.steps, our_steps - self.our_steps
-        if self.steps and theirs >= 0 and 0 <= ours < PACE_STEPS:
-            return
-        if self.steps and theirs >= 0 and ours >= PACE_STEPS:
+        if self.steps and theirs >= 0 and ours >= 0:
+            if ours < PACE_STEPS:
+                return
             self.num_paces = min(PACE_MEMORY, self.num_paces + 1)
             self.pace += (theirs / ours - self.pace) / self.num_paces
         self.steps, self.our_steps = steps, our_steps

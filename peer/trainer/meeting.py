@@ -60,7 +60,7 @@ class MeetingSide:
         self._encoded: FragmentEncoded | None = None
         self._accepted: Accepted | None = None
         self._probed: tuple[ProbeGate, Judgement] | None = None
-        self.most_part = 1.0  # of the outer step with this partner, whatever a probe says
+        self._most_part = 1.0
 
     def prepare(self, rule: NoLoCo, weight: float, seed: int) -> Tensor:
         """Form the message and return its sketch, uint8[sketch_bytes]. Both sides must pass the same seed.
@@ -80,15 +80,17 @@ class MeetingSide:
         self._encoded = self.state.codec.encode(self._message, self._seed, self._sketch, partner_sketch)
         return self._encoded.payload
 
-    def judge(self, partner_payload: Tensor, share: float = 1.0) -> str:
+    def judge(self, partner_payload: Tensor, share: float = 1.0, most_part: float = 1.0) -> str:
         """Decode the partner's message; return why it must not be merged, empty if it may.
+
+        `most_part`: of the outer step with this partner, that is taken at most, whatever a probe says.
 
         A gap that is longer than `share` of the gate's limit is clipped to that length, with our own weights as the centre, unless a probe
         shows that the whole is of use. Where one side clips, the mean of the pair moves by what it cuts off.
         """
         if self._encoded is None or self._message is None:
             raise ValueError("Nothing was sent in this meeting that an answer could be read against.")
-        state, self._accepted, self._probed = self.state, None, None
+        state, self._accepted, self._probed, self._most_part = self.state, None, None, most_part
         try:
             gap = state.codec.gap(self._encoded, partner_payload)
         except ValueError as error:
@@ -117,7 +119,7 @@ class MeetingSide:
     @property
     def part(self) -> float:
         """The part of the outer step with the partner that is taken."""
-        return min(self.most_part, self._need_accepted().part)
+        return min(self._most_part, self._need_accepted().part)
 
     @property
     def is_whole(self) -> bool:

@@ -62,7 +62,7 @@ class Hello(Signed):
     phase: RunPhase  # training, or averaging after the last step
     credential: Credential | None  # set in invite runs
     records: tuple[bytes, ...]  # at most 3 member records as their peers signed them, including the sender's own
-    signature: bytes = b""  # the sender's, over every other field
+    signature: bytes = b""  # the sender's, over every other field but `own_steps`
     stage: int = 0  # in a staged run: the stage whose fragment this is, plus one
     own_steps: int = 0  # inner steps that the sender has made in this run
 

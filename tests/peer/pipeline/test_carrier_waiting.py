@@ -83,7 +83,7 @@ def test_a_driver_has_at_most_two_batches_on_their_way() -> None:
 
 
 def test_a_driver_begins_no_micro_batch_of_the_batch_after_next_before_its_step() -> None:
-    """One that is back makes no room before the step. A partner that keeps as many as a batch has does not stop the driver."""
+    """A micro-batch that is back makes no room before the step. A partner that keeps a whole batch does not stop the driver."""
     driver = Middle(stage=0)
     driver.carrier.down[HIGH].window = driver.carrier.down[HIGH].answers = 100
     driver.carrier.may_begin = True

@@ -136,8 +136,7 @@ def judged_side(told: Told, most_part: float = 1.0) -> tuple[MeetingSide, Probe]
     side, other = MeetingSide(state(1.01, "modulo4")), MeetingSide(state(1.02, "modulo4"))
     sketches = [one.prepare(RULE, 0.5, 7) for one in (side, other)]
     side.encode(sketches[1])
-    side.most_part = most_part
-    assert side.judge(other.encode(sketches[0])) == ""
+    assert side.judge(other.encode(sketches[0]), most_part=most_part) == ""
     probe: Any = SimpleNamespace(judge=told.probe)
     side.probe(probe, told, side.failed_blocks, lag_steps=0)
     return side, probe
