@@ -27,7 +27,6 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from gossamer.optim.inner import num_state_values
 from gossamer.peer.machine.events import MeetingDone, read_events
 from gossamer.peer.machine.home import Home
-from gossamer.peer.model.adapter import has_adapter
 from gossamer.peer.model.computing import next_token_loss
 from gossamer.peer.model.evaluation import held_out_loss, mask_as_run, measured_size
 from gossamer.peer.model.model import parameter_shapes
@@ -37,7 +36,6 @@ from gossamer.peer.text.batches import Draw
 from gossamer.peer.text.corpus import load_corpus
 from gossamer.peer.text.tokenizer import byte_tokenizer, load_tokenizer
 from gossamer.peer.trainer.need import VALUE_BYTES
-from gossamer.protocol import limits
 from gossamer.protocol.run.manifest import Manifest
 
 TEMPLATE: Final = (
@@ -156,7 +154,7 @@ def row(num_peers: int, seed: int, folder: Path, base: Path, manifest: Manifest,
 def counted(rank: int) -> Manifest:
     """Return the manifest of a run with a Llama of 1.2 billion parameters, from which sizes follow without its weights."""
     model = {"config": BILLION} | ({"base": "0" * 64, "lora_rank": rank} if rank else {"weights": "0" * 64})
-    return Manifest.checked({"run": {"protocol": limits.FINE_TUNING_PROTOCOL}, "model": model, "inner": {"optimizer": "adamw"}})
+    return Manifest.checked({"model": model, "inner": {"optimizer": "adamw"}})
 
 
 def exchange_row(name: str, manifest: Manifest) -> str:
@@ -164,7 +162,7 @@ def exchange_row(name: str, manifest: Manifest) -> str:
     shapes = parameter_shapes(manifest.model)
     plan = model_plan(fragment_codecs(manifest, shapes), manifest.outer.alpha)
     num_values = sum(map(math.prod, shapes.values()))
-    trains = "all weights" if not has_adapter(manifest.model) else "adapter"
+    trains = "all weights" if not manifest.model.has_adapter else "adapter"
     checkpoint = VALUE_BYTES * (2 * num_values + num_state_values(manifest.inner.optimizer, shapes))
     return f"| {name} | {trains} | {num_values:,} | {plan.round_bytes:,} | {checkpoint:,} |"
 

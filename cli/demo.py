@@ -125,7 +125,7 @@ def whole(manifest: Manifest) -> Manifest:
     """Return the same run in which each peer holds the whole model."""
     if manifest.num_stages == 1:
         return manifest
-    tables = manifest.model_dump(exclude={"stages": True, "run": {"protocol"}})
+    tables = manifest.model_dump(exclude={"stages"})
     return Manifest.checked(tables)
 
 

@@ -75,8 +75,8 @@ def changed(manifest: Manifest, changes: Mapping[str, object]) -> Manifest:
     for name, value in changes.items():
         section, key = KEYS[name]
         values.setdefault(section, {})[key] = value
-    if changes.get("stages"):
-        values.get("run", {}).pop("protocol", None)  # it follows from the number of stages
+    if changes.get("stages") == 1:
+        del values["stages"]
     return Manifest.checked(values)
 
 

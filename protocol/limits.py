@@ -7,12 +7,7 @@ from typing import Any, Final
 
 from gossamer.protocol.errors import BadMessage
 
-TEXT_PROTOCOL: Final = 1  # of new text runs; every change that an older peer cannot read takes the next free number
-PROGRAM_PROTOCOL: Final = 2  # of new program runs
-FINE_TUNING_PROTOCOL: Final = 3  # of new fine-tuning runs
-STAGES_PROTOCOL: Final = 4  # of new staged runs
-SPOKEN: Final = (TEXT_PROTOCOL, PROGRAM_PROTOCOL, FINE_TUNING_PROTOCOL, STAGES_PROTOCOL)
-"""The protocols of this build, the likeliest first; an existing run survives one upgrade."""
+PROTOCOL: Final = 1  # version of messages and manifests; a change that another release would misread takes the next number
 
 KIB: Final = 1024
 

@@ -22,7 +22,7 @@ from gossamer.peer.machine.home import Home
 from gossamer.peer.machine.status import Status
 from gossamer.peer.meeting.interface import MeetingOutcome
 from gossamer.protocol.errors import ExitCode
-from gossamer.protocol.run.manifest import FineTuningManifest, Manifest
+from gossamer.protocol.run.manifest import Manifest
 from gossamer.protocol.run.sections import ProgramModelSection, ProgramSection
 from gossamer.protocol.run.staged import StagesSection
 from gossamer.protocol.wire import peer_pb2
@@ -155,15 +155,6 @@ def test_every_key_of_a_programs_manifest_is_described_with_its_meaning() -> Non
         text = section("manifest.md", title)
         for key, field in kind.model_fields.items():
             assert re.search(rf"^\| `{key}` \| .* \| {re.escape(field.description or '?')} \|$", text, re.MULTILINE), f"{title} {key}"
-
-
-def test_every_key_that_fine_tuning_adds_is_described_with_its_meaning() -> None:
-    for name in ("model", "data"):
-        text, plain = section("manifest.md", f"[{name}] of a fine-tuning run"), Manifest.model_fields[name].annotation
-        kind = FineTuningManifest.model_fields[name].annotation
-        assert plain is not None and kind is not None
-        for key in kind.model_fields.keys() - plain.model_fields.keys():
-            assert re.search(rf"^\| `{key}` \| .* \| {re.escape(kind.model_fields[key].description)} \|$", text, re.MULTILINE), key
 
 
 def test_every_key_of_the_stages_is_described_with_its_meaning() -> None:

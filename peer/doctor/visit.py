@@ -20,7 +20,7 @@ from gossamer.peer.machine.runtime_folder import runtime_folder
 from gossamer.peer.node.credential_renewal import latest_credential
 from gossamer.peer.swarm.address_book import AddressBook
 from gossamer.peer.swarm.membership import OwnCredential
-from gossamer.peer.sync.client import FetchClient, in_their_version
+from gossamer.peer.sync.client import FetchClient
 from gossamer.peer.sync.line_rate import line_rates
 from gossamer.protocol.addresses import by_peer
 from gossamer.protocol.errors import GossamerError, PeerMisbehaved, RefusalCode, Refused, TransportError, short_reason
@@ -152,8 +152,7 @@ async def _call(control: Control, client: FetchClient, partner: PeerId, addresse
             await control.connect(partner, addresses)
             connect_s = time.monotonic() - began_s
             try:
-                call = Call(address, connect_s=connect_s)
-                answered = await in_their_version(client, lambda client: _ask(client, partner, call))
+                answered = await _ask(client, partner, Call(address, connect_s=connect_s))
                 return replace(answered, is_open=await _is_open(control, partner, port))
             except Refused as refusal:
                 return Call(address, connect_s=connect_s, refused=refusal)

@@ -12,6 +12,7 @@ from gossamer.peer.swarm.membership import Membership
 from gossamer.peer.swarm.partner_records import Trust
 from gossamer.protocol.errors import RefusalCode, Refused
 from gossamer.protocol.identity import PeerId
+from gossamer.protocol.limits import PROTOCOL
 from gossamer.protocol.messages.messages import Hello, RunPhase
 from gossamer.protocol.messages.terms import FragmentTerms, check_hello
 
@@ -39,7 +40,7 @@ class Greeting:
         """Write and sign this side's Hello. Raises Refused if the partner is in the last averaging and our own trainer is not."""
         membership, sizes = self.membership, self.fragment_terms
         hello = Hello(
-            protocol_version=membership.terms.protocol_version,
+            protocol_version=PROTOCOL,
             run_id=membership.terms.run_id,
             sender=membership.identity.peer_id,
             receiver=self.partner,

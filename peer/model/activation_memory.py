@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Final
 import torch
 from torch import Tensor
 
-from gossamer.peer.model.adapter import has_adapter
 from gossamer.peer.model.computing import MAX_LOGITS, blocks, next_token_loss, recompute_blocks
 from gossamer.peer.model.model import hollow_model, unset_model
 from gossamer.protocol.run.sections import ModelSection
@@ -35,7 +34,7 @@ def activation_bytes(
     """
     from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
-    hollow = hollow_model(section) if has_adapter(section) else None
+    hollow = hollow_model(section) if section.has_adapter else None
     with FakeTensorMode():
         model = unset_model(section, torch.device("cpu")) if hollow is None else _on_cpu(hollow)  # peft cannot add an adapter here
         config: PreTrainedConfig = model.config

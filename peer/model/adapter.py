@@ -10,7 +10,7 @@ import math
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeGuard
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from safetensors.torch import save_file
@@ -18,8 +18,7 @@ from torch import Tensor, nn
 
 from gossamer.peer.machine.extras import need_extra
 from gossamer.protocol.errors import BadManifest
-from gossamer.protocol.run.fine_tuning import ALL_LINEAR, FineTuningModelSection
-from gossamer.protocol.run.sections import ModelSection
+from gossamer.protocol.run.sections import ALL_LINEAR, ModelSection
 
 if TYPE_CHECKING:
     from peft import LoraConfig
@@ -27,11 +26,6 @@ if TYPE_CHECKING:
 PREFIX: Final = "base_model.model."  # of the names in peft's files
 NAME: Final = "default"  # peft's for an only adapter
 INNER, OUTER = f".lora_A.{NAME}.weight", f".lora_B.{NAME}.weight"  # how the names of factors end: [rank, in] and [out, rank]
-
-
-def has_adapter(section: ModelSection) -> TypeGuard[FineTuningModelSection]:
-    """Return whether a run trains an adapter in place of all weights."""
-    return isinstance(section, FineTuningModelSection) and section.lora_rank > 0
 
 
 def factors(model: nn.Module) -> dict[str, nn.Parameter] | None:
@@ -52,7 +46,7 @@ def add_adapter(model: nn.Module, section: ModelSection) -> None:
 
     Raises BadManifest for a target that the model does not have, or that is no linear layer, and for a rank above a layer's width.
     """
-    if not has_adapter(section):
+    if not section.has_adapter:
         return
     need_extra("lora")
     from peft import inject_adapter_in_model
@@ -85,7 +79,7 @@ def set_initial_factors(model: nn.Module, seed: int) -> None:
             factor.copy_(torch.empty(factor.shape).uniform_(-bound, bound, generator=generator))
 
 
-def lora_config(section: FineTuningModelSection) -> LoraConfig:
+def lora_config(section: ModelSection) -> LoraConfig:
     """Return peft's config of a run's adapter."""
     from peft import LoraConfig
 
@@ -115,7 +109,7 @@ def merge_adapter(model: Any) -> None:
     del model.peft_config
 
 
-def _need_targets(section: FineTuningModelSection, found: Mapping[str, Tensor], model: Any) -> None:
+def _need_targets(section: ModelSection, found: Mapping[str, Tensor], model: Any) -> None:
     if others := [name for name, factor in found.items() if factor.dim() != 2 or not name.endswith((INNER, OUTER))]:
         raise BadManifest(f"{others[0].partition('.lora_')[0]} is no linear layer, so it takes no adapter", hint=_linear_layers(model))
     layers = {name.removesuffix(INNER) for name in found if name.endswith(INNER)}

@@ -10,7 +10,6 @@ from gossamer.peer.machine.events import EvalDone, Event, MeetingDone, StateTran
 from gossamer.peer.machine.home import Home
 from gossamer.peer.machine.run_view import RunView, kept_view, merged_views
 from gossamer.peer.machine.status import VERSION
-from gossamer.peer.model.adapter import has_adapter
 from gossamer.peer.model.weights import Trained
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.run.manifest import AnyManifest, Manifest, ProgramManifest
@@ -83,7 +82,7 @@ class MeasuredLoss:
 
 def is_adapter(manifest: AnyManifest) -> bool:
     """Return whether what a run trains is an adapter."""
-    return isinstance(manifest, Manifest) and has_adapter(manifest.model)
+    return isinstance(manifest, Manifest) and manifest.model.has_adapter
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +164,7 @@ def _works(sources: Sequence[CardSource]) -> dict[str, str]:
 def _text_rows(manifest: Manifest, measured: MeasuredLoss) -> dict[str, str]:
     return {
         "model": _plain(manifest.model.hub or manifest.model.architecture),
-        **({"frozen weights": f"SHA-256 `{manifest.model.base}`"} if has_adapter(manifest.model) else {}),
+        **({"frozen weights": f"SHA-256 `{manifest.model.base}`"} if manifest.model.has_adapter else {}),
         "tokenizer": _plain(manifest.tokenizer.name),
         "data": _plain(manifest.data.name or manifest.data.source),
         "held-out loss": str(measured),

@@ -31,7 +31,6 @@ from gossamer.peer.text.corpus import Corpus, load_corpus
 from gossamer.peer.text.labels import num_targets
 from gossamer.peer.text.tokenizer import load_tokenizer
 from gossamer.protocol.errors import BadSettings
-from gossamer.protocol.run.fine_tuning import FineTuningDataSection
 from gossamer.protocol.run.manifest import Manifest, need_text
 
 if TYPE_CHECKING:
@@ -140,7 +139,7 @@ def mask_as_run(model: PreTrainedModel, manifest: Manifest, tokenizer: Path | No
     `tokenizer`: a folder that may hold the run's. Raises BadManifest.
     """
     data = manifest.data
-    if data.mask_documents and isinstance(data, FineTuningDataSection) and data.has_prompts:
+    if data.mask_documents and data.has_prompts:
         mask_marked_documents(model)
     elif data.mask_documents:
         mask_documents(model, load_tokenizer(manifest.tokenizer, tokenizer).document_end)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from gossamer.peer.machine.extras import need_extra
-from gossamer.peer.model.adapter import add_adapter, factors, has_adapter
+from gossamer.peer.model.adapter import add_adapter, factors
 from gossamer.peer.model.computing import LANGUAGE_MODEL, need_causal
 from gossamer.peer.model.trainable import shapes_of
 from gossamer.protocol import limits
@@ -105,7 +105,7 @@ def parameter_shapes(section: ModelSection) -> Shapes:
 
 def frozen_shapes(section: ModelSection) -> Shapes:
     """Return the names and shapes of the weights under an adapter; none without one. Raises BadManifest, as `parameter_shapes`."""
-    if not has_adapter(section):
+    if not section.has_adapter:
         return {}
     return {name: tuple(tensor.shape) for name, tensor in hollow_model(section).named_parameters() if not tensor.requires_grad}
 

@@ -14,7 +14,7 @@ import torch
 
 from gossamer.peer.machine.extras import need_extra
 from gossamer.peer.machine.home import Home
-from gossamer.peer.model.adapter import add_adapter, has_adapter, set_initial_factors
+from gossamer.peer.model.adapter import add_adapter, set_initial_factors
 from gossamer.peer.model.computing import need_causal
 from gossamer.peer.model.model import (
     auto_classes,
@@ -29,7 +29,6 @@ from gossamer.peer.model.model import (
 from gossamer.peer.model.trainable import shapes_of, weights_digest
 from gossamer.peer.text.conversations import chat_template, template_digest
 from gossamer.peer.text.tokenizer import load_tokenizer, name_of
-from gossamer.protocol import limits
 from gossamer.protocol.errors import BadManifest, BadSettings
 from gossamer.protocol.run.layout import layout_digest
 from gossamer.protocol.run.manifest import Manifest
@@ -61,7 +60,7 @@ def initial_model(manifest: Manifest, folder: Path | None) -> PreTrainedModel:
 
 def need_base(section: ModelSection, folder: Path | None) -> None:
     """Raise OperatorError where a run has an adapter, and its package or a folder that may hold the frozen weights is missing."""
-    if not has_adapter(section):
+    if not section.has_adapter:
         return
     need_extra("lora")
     if folder is None:
@@ -96,7 +95,7 @@ def keep_base(home: Home, folder: Path) -> None:
 
 def _given_digest(section: ModelSection) -> str | None:
     """Return the digest of the weights that a run begins with; None for random ones."""
-    return section.base if has_adapter(section) else section.weights
+    return section.base if section.has_adapter else section.weights
 
 
 def load_start(section: ModelSection, folder: Path, seed: int) -> PreTrainedModel:
@@ -111,7 +110,7 @@ def load_start(section: ModelSection, folder: Path, seed: int) -> PreTrainedMode
     digest = weights_digest(state_tensors(model))
     if digest != (wanted := _given_digest(section)):
         otherwise = (
-            "; without them no peer can take part" if has_adapter(section) else ", or leave it out to receive the weights from others"
+            "; without them no peer can take part" if section.has_adapter else ", or leave it out to receive the weights from others"
         )
         raise BadManifest(
             f"the weights in {folder} differ from the initial weights of the run: their digest is {digest}, the manifest's {wanted}",
@@ -196,11 +195,10 @@ def fine_tuned(tables: Mapping[str, dict[str, Any]], folder: Path, rank: int, da
     data: dict[str, Any] = {"source": "text", "format": data_format}
     longest = _longest(model_config(Manifest.checked({"model": model}).model))
     inner |= {"optimizer": "adamw", "sequence_length": min(SEQUENCE_LENGTH, longest)}
-    run = {"protocol": limits.FINE_TUNING_PROTOCOL}
     if rank:
         del model["layout"]
         model |= {"base": model.pop("weights"), "lora_rank": rank, "lora_alpha": 2 * rank}
-        model["layout"] = layout_digest(parameter_shapes(Manifest.checked({"run": run, "model": model}).model))
+        model["layout"] = layout_digest(parameter_shapes(Manifest.checked({"model": model}).model))
         inner |= {"learning_rate": ADAPTER_RATE, "weight_decay": 0.0}
     else:
         inner["learning_rate"] = ADAMW_RATE / REWARM_SHARE
@@ -208,4 +206,4 @@ def fine_tuned(tables: Mapping[str, dict[str, Any]], folder: Path, rank: int, da
         data |= {"column": COLUMNS[data_format], "mask_documents": True}
     if data_format == "chat":
         data["template"] = template_digest(chat_template(load_tokenizer(TokenizerSection.model_validate(tables["tokenizer"]), folder)))
-    return Manifest.checked({"run": run, "model": model, "tokenizer": tables["tokenizer"], "data": data, "inner": inner})
+    return Manifest.checked({"model": model, "tokenizer": tables["tokenizer"], "data": data, "inner": inner})

@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from gossamer.peer.swarm.swarm_time import SwarmTime
-from gossamer.peer.sync.client import FetchClient, as_final, in_their_version
+from gossamer.peer.sync.client import FetchClient, as_final
 from gossamer.protocol.addresses import by_peer, with_peer
 from gossamer.protocol.errors import (
     TRIED_BEFORE,
@@ -112,15 +112,11 @@ async def _ask_in_turn(client: FetchClient, bootstraps: Bootstraps, report: Call
 
 async def _ask(client: FetchClient, peer: PeerId, bootstraps: Bootstraps) -> SignedManifest | None:
     """Ask one peer; return None, with the reason noted in `bootstraps`, if it does not give the manifest."""
-
-    async def ask_for_all(client: FetchClient) -> SignedManifest:
+    try:
         async with client.source(peer, bootstraps.addresses[peer]) as source:
             peer_list = await source.peer_list((), bootstraps.time, is_bootstrap=True, group=peer)
             bootstraps.name(peer_list.members, client.run_id)
             return await source.manifest()
-
-    try:
-        return await in_their_version(client, ask_for_all)
     except Refused as refusal:
         bootstraps.last = str(refusal)
         if (final := as_final(refusal)) is not None:

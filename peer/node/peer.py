@@ -301,7 +301,7 @@ class NodePeer:
         membership = Membership.of(self._identity, manifest, self._credential, self._home.read_generation())
         terms = membership.terms
         gossip = PeerExchange(terms, self.book, self.time, self._rng)
-        client = FetchClient(self._identity, terms.run_id, self._credential, network.transport, (terms.protocol_version,))
+        client = FetchClient(self._identity, terms.run_id, self._credential, network.transport)
         bootstraps = {peer: addresses for peer, addresses in by_peer(self._run.bootstraps).items() if peer != self._identity.peer_id}
         issued = IssuedInvites(self._home)
         curve = OwnCurve(self._home).to_bytes

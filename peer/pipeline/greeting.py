@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from gossamer.peer.swarm.membership import Membership
 from gossamer.protocol.errors import BadMessage, DeadlineExceeded, Refused
-from gossamer.protocol.limits import NONCE_BYTES
+from gossamer.protocol.limits import NONCE_BYTES, PROTOCOL
 from gossamer.protocol.messages.messages import Lane, Refusal, RunPhase
 from gossamer.protocol.messages.terms import check_global_step, check_lane, check_phase
 from gossamer.protocol.streams.transport import Stream
@@ -64,7 +64,7 @@ class LaneSide:
     def _lane(self, stream: Stream, stage: int, rng: random.Random, partner_nonce: bytes) -> Lane:
         membership = self.membership
         lane = Lane(
-            protocol_version=membership.terms.protocol_version,
+            protocol_version=PROTOCOL,
             run_id=membership.terms.run_id,
             sender=membership.identity.peer_id,
             receiver=stream.partner,

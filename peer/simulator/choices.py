@@ -128,8 +128,8 @@ def scenario(base: Manifest, choices: Mapping[str, Any]) -> Scenario:
             table[key] = choices[known_name]
         elif known_name in defaults and (key not in table or (section != "fragments" and name != base.outer.method)):
             table[key] = defaults[known_name]
-    if "stages" in choices:
-        tables.get("run", {}).pop("protocol", None)  # it follows from the number of stages
+    if tables.get("stages", {}).get("count", 1) == 1:
+        tables.pop("stages", None)
     manifest = Manifest.checked(tables)
     known(manifest.codec.name, CODECS, "codec")
     known(manifest.inner.optimizer, OPTIMIZERS, "inner optimizer")

@@ -27,7 +27,6 @@ from gossamer.peer.simulator.texts import load_texts
 from gossamer.peer.text.corpus import Corpus
 from gossamer.peer.text.tokenizer import load_tokenizer
 from gossamer.protocol.errors import BadManifest
-from gossamer.protocol.run.manifest import FineTuningManifest
 
 NUM_POINTS: Final = 24  # of a curve
 EVAL_SHARE: Final = 0.12  # of the computation of training, for the measurement of a trained swarm
@@ -98,7 +97,7 @@ def simulate(scenario: Scenario, venue: Venue, watch: Watch) -> Result:
     BadManifest for impossible scenarios, Diverged when the training diverges.
     """
     started_s = time.monotonic()
-    if isinstance(scenario.manifest, FineTuningManifest):
+    if scenario.manifest.is_fine_tuning:
         raise BadManifest("`peer simulate` trains no fine-tuning run", hint="`peer host` and `peer join` do; --network estimates one")
     chosen = method(scenario.manifest.outer.method)
     device, _ = choose_device(venue.device)

@@ -10,9 +10,8 @@ import contextlib
 import hashlib
 import secrets
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
 
 from gossamer.peer.swarm.membership import OwnCredential
 from gossamer.peer.swarm.swarm_time import SwarmTime
@@ -28,14 +27,12 @@ from gossamer.protocol.errors import (
     WrongVersion,
 )
 from gossamer.protocol.identity import Identity, PeerId
-from gossamer.protocol.limits import CHUNK_BYTES, MANIFEST_BYTES, NONCE_BYTES, SPOKEN
+from gossamer.protocol.limits import CHUNK_BYTES, MANIFEST_BYTES, NONCE_BYTES, PROTOCOL
 from gossamer.protocol.messages.messages import Chunk, Contents, ContentsKind, FetchRequest, Message, Part, Refusal, chunks
 from gossamer.protocol.messages.replies import PEER_LIST_BYTES, SIGHTING_BYTES, PeerList, Sighting
 from gossamer.protocol.run.manifest import SignedManifest
 from gossamer.protocol.streams.transport import Purpose, Stream, Transport
 from gossamer.protocol.tasks import loop_s
-
-T = TypeVar("T")
 
 FRAME_S = 30.0  # a peer that sends nothing, or takes nothing, for so long is gone
 CONNECT_S = 15.0
@@ -49,7 +46,6 @@ class FetchClient:
     run_id: bytes
     credential: OwnCredential
     transport: Transport
-    versions: tuple[int, ...] = SPOKEN  # of the protocol that the run may speak, as far as we know: the likeliest first
     stage: int = 0  # in a staged run: the stage that we hold, plus one, once it is known
 
     async def document(self, peer: PeerId, addresses: tuple[str, ...], kind: ContentsKind, known: bytes) -> bytes:
@@ -92,7 +88,7 @@ class Source:
         """Request these bytes of a content; without a `nonce`, with a random one. Raises TransportError."""
         client = self.client
         request = FetchRequest(
-            protocol_version=client.versions[0],
+            protocol_version=PROTOCOL,
             run_id=client.run_id,
             sender=client.identity.peer_id,
             receiver=self.stream.partner,
@@ -209,17 +205,6 @@ class Source:
         header.verify(self.stream.partner, *request.asked)
         check(header)
         return request, header
-
-
-async def in_their_version(client: FetchClient, ask: Callable[[FetchClient], Awaitable[T]]) -> T:
-    """Return the result of `ask` in the first of our versions that the other side speaks. Raises as `ask`."""
-    for version in client.versions:
-        try:
-            return await ask(replace(client, versions=(version,)))
-        except Refused as refusal:
-            if refusal.code is not RefusalCode.WRONG_VERSION or version == client.versions[-1]:
-                raise
-    raise AssertionError("a client speaks at least one version")
 
 
 def sync_seed(run_id: bytes, nonce: bytes) -> int:

@@ -18,7 +18,7 @@ from gossamer.peer.text.document import Document
 from gossamer.peer.text.labels import Marks, marked
 from gossamer.peer.text.tokenizer import Tokenizer, refusing
 from gossamer.protocol.errors import BadManifest
-from gossamer.protocol.run.fine_tuning import FineTuningDataSection
+from gossamer.protocol.run.sections import DataSection
 
 ASSISTANT: Final = "assistant"
 ROLES: Final = ("system", "user", ASSISTANT)
@@ -27,12 +27,12 @@ WRITE_PAIRS: Final = 'set [data] format = "pairs", with a column of prompts and 
 OTHER_TEMPLATE: Final = f"put another chat_template.jinja beside the tokenizer, one with {{% generation %}} marks, or {WRITE_PAIRS}"
 
 
-def columns_of(data: FineTuningDataSection) -> tuple[str, ...]:
+def columns_of(data: DataSection) -> tuple[str, ...]:
     """Return the columns that a conversation takes."""
     return (data.prompt_column, data.column) if data.format == "pairs" else (data.column,)
 
 
-def need_columns(name: str, data: FineTuningDataSection, row: Mapping[str, Any]) -> None:
+def need_columns(name: str, data: DataSection, row: Mapping[str, Any]) -> None:
     """Raise BadManifest, with the columns that could be meant, unless a row holds what the manifest's format says."""
     kind, fits = ("text", _is_text) if data.format == "pairs" else ("messages", _are_messages)
     for column in columns_of(data):
@@ -44,7 +44,7 @@ def need_columns(name: str, data: FineTuningDataSection, row: Mapping[str, Any])
             )
 
 
-def conversation(data: FineTuningDataSection, row: Mapping[str, Any]) -> str:
+def conversation(data: DataSection, row: Mapping[str, Any]) -> str:
     """Return the conversation of a row as JSON, empty for one without. Raises ValueError, with the reason, for a malformed one."""
     parts = [row.get(column) for column in columns_of(data)]
     if any(part in (None, "", []) for part in parts):
@@ -83,7 +83,7 @@ class ConversationTokenizer:
 
     dtype: Final = np.dtype(np.int32)
 
-    def __init__(self, tokenizer: Tokenizer, data: FineTuningDataSection) -> None:
+    def __init__(self, tokenizer: Tokenizer, data: DataSection) -> None:
         """Raises BadManifest for a tokenizer without a chat template, or with another than the manifest's."""
         self._tokenizer = tokenizer
         self._is_chat = data.format == "chat"

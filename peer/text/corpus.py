@@ -24,7 +24,6 @@ from gossamer.peer.text.documents import GIVE_TEXT, file_status, read_conversati
 from gossamer.peer.text.packing import PackedSequences
 from gossamer.peer.text.token_cache import Tokens, in_memory, on_disk
 from gossamer.protocol.errors import BadManifest, BadSettings
-from gossamer.protocol.run.fine_tuning import FineTuningDataSection
 
 if TYPE_CHECKING:
     from gossamer.peer.text.documents import Block
@@ -238,6 +237,8 @@ def load_corpus(
     """
     need_allowed(section, path)
     own = None if path is None else _OwnText(path, cache, show, report)
+    if section.has_prompts and own is not None:
+        return _load_conversations(section, tokenizer, draw, own)
     if not section.mixture:
         return _load(section, tokenizer, draw, own, is_stopping)
     one_window = replace(draw, batch_size=1)
@@ -250,7 +251,7 @@ def need_allowed(section: DataSection, path: Path | None) -> None:
     sources = section.mixture or (section,)
     folders = [folder for source in sources if (folder := _named_folder(source)) is not None]
     wants_text = any(source.source == "text" for source in sources)
-    if path is None and any(isinstance(source, FineTuningDataSection) and source.has_prompts for source in sources):
+    if path is None and section.has_prompts:
         raise BadSettings("this run trains each peer on its own conversations", hint="give --data files of jsonl or parquet")
     if path is None and wants_text:
         raise BadSettings("this run trains each peer on its own text", hint=GIVE_TEXT)
@@ -266,12 +267,12 @@ def try_text(section: DataSection, tokenizer: Tokenizer, draw: Draw, path: Path 
     Reads only as much as one batch needs, of `--data` alone.
     """
     need_allowed(section, path)
+    if section.has_prompts and path is not None:
+        need_answers(section, tokenizer, draw.num_window_tokens - 1, path)
+        return
     draw = replace(draw, batch_size=1) if section.mixture else draw
     for source in section.mixture or (section,):
         if source.source != "text" or path is None:
-            continue
-        if isinstance(source, FineTuningDataSection) and source.has_prompts:
-            need_answers(source, tokenizer, draw.num_window_tokens - 1, path)
             continue
         num_tokens, needed = 0, _needed_tokens(draw)
         for block in read_texts(text_files(path), source.column):
@@ -317,13 +318,11 @@ def _load(source: DataSource, tokenizer: Tokenizer, draw: Draw, own: _OwnText | 
             with_held_out_part(in_memory(standard_library(), tokenizer), draw, "the standard library of this interpreter"), draw
         )
     assert own is not None
-    if isinstance(source, FineTuningDataSection) and source.has_prompts:
-        return _load_conversations(source, tokenizer, draw, own)
     tokens = own.tokens(lambda files, skipped: read_texts(files, source.column, skipped), tokenizer, source.column)
     return ResidentCorpus(with_held_out_part(tokens, draw, str(own.path)), draw)
 
 
-def _load_conversations(data: FineTuningDataSection, tokenizer: Tokenizer, draw: Draw, own: _OwnText) -> PackedCorpus:
+def _load_conversations(data: DataSection, tokenizer: Tokenizer, draw: Draw, own: _OwnText) -> PackedCorpus:
     from gossamer.peer.text.conversations import ConversationTokenizer, columns_of
 
     encoder, columns = ConversationTokenizer(tokenizer, data), " ".join(columns_of(data))
@@ -331,7 +330,7 @@ def _load_conversations(data: FineTuningDataSection, tokenizer: Tokenizer, draw:
     return packed_corpus(tokens, tokenizer.document_end, draw, str(own.path), shares=data.mask_documents)
 
 
-def need_answers(data: FineTuningDataSection, tokenizer: Tokenizer, sequence_length: int, path: Path) -> None:
+def need_answers(data: DataSection, tokenizer: Tokenizer, sequence_length: int, path: Path) -> None:
     """Raise BadSettings or BadManifest, as training would, if nothing trains in the first conversations of an operator's files."""
     from gossamer.peer.text.conversations import ConversationTokenizer
 

@@ -21,7 +21,7 @@ from gossamer.peer.text.document import Document, is_held_out
 from gossamer.protocol.errors import BadSettings
 
 if TYPE_CHECKING:
-    from gossamer.protocol.run.fine_tuning import FineTuningDataSection
+    from gossamer.protocol.run.sections import DataSection
 
 T = TypeVar("T")
 
@@ -98,7 +98,7 @@ def read_texts(files: list[Path], column: str = "text", skipped: list[str] | Non
     yield from _of_readable(files, lambda file: _reading(file, column), skipped)
 
 
-def read_conversations(files: list[Path], data: FineTuningDataSection, skipped: list[str] | None = None) -> Iterator[Block]:
+def read_conversations(files: list[Path], data: DataSection, skipped: list[str] | None = None) -> Iterator[Block]:
     """Yield the conversations of table files, JSON each (conversations.py).
 
     A file that is no table or cannot be read is left out, as in `read_texts`. Raises BadSettings if none can be read, or if one holds
@@ -143,7 +143,7 @@ def _readable(file: Path) -> Iterator[None]:
         raise BadSettings(f"{file} cannot be read: {error.strerror}", hint=GIVE_TEXT) from error
 
 
-def _reading_conversations(file: Path, data: FineTuningDataSection) -> Iterator[Block]:
+def _reading_conversations(file: Path, data: DataSection) -> Iterator[Block]:
     if (kind := _table_kind(file)) is None:
         raise BadSettings(f"{file} holds no conversations: it is neither parquet nor jsonl", hint="take this file out of --data")
     need_extra("text")
@@ -152,7 +152,7 @@ def _reading_conversations(file: Path, data: FineTuningDataSection) -> Iterator[
     return _conversations(file, data, _begun(table_rows(file, kind)))
 
 
-def _conversations(file: Path, data: FineTuningDataSection, rows: Iterator[dict[str, Any]]) -> Iterator[Block]:
+def _conversations(file: Path, data: DataSection, rows: Iterator[dict[str, Any]]) -> Iterator[Block]:
     from gossamer.peer.text.conversations import conversation, need_columns
 
     for number, row in enumerate(rows):

@@ -38,7 +38,7 @@ from gossamer.peer.model.plan import fragment_codecs, model_plan
 from gossamer.protocol.errors import BadSettings
 from gossamer.protocol.messages.terms import ModelPlan
 from gossamer.protocol.run.layout import Shapes
-from gossamer.protocol.run.manifest import FineTuningManifest, Manifest, ProgramManifest
+from gossamer.protocol.run.manifest import Manifest, ProgramManifest
 
 VALUE_BYTES: Final = 4  # f32 everywhere
 GPU_RUNTIME_BYTES: Final = 600_000_000  # what CUDA takes for itself; other kinds are not measured
@@ -89,7 +89,7 @@ def run_need(manifest: Manifest, device: str, computing: Computing | None = None
 
 
 def _can_be_cut(manifest: Manifest) -> bool:
-    if manifest.run.access == "open" or isinstance(manifest, FineTuningManifest) or manifest.model.hub is not None:
+    if manifest.run.access == "open" or manifest.is_fine_tuning or manifest.model.hub is not None:
         return False
     config = model_config(manifest.model)
     return bool(getattr(config, "base_model_pp_plan", None)) and getattr(config, "num_hidden_layers", 1) > 1

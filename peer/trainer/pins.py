@@ -23,9 +23,8 @@ from gossamer.peer.model.model import check_fit, model_config, parameter_shapes
 from gossamer.peer.model.start import need_base
 from gossamer.peer.text.tokenizer import BYTES, Tokenizer, load_tokenizer
 from gossamer.protocol.errors import GossamerError
-from gossamer.protocol.run.fine_tuning import FineTuningDataSection
 from gossamer.protocol.run.layout import layout_digest
-from gossamer.protocol.run.manifest import FineTuningManifest, Manifest, StagedManifest
+from gossamer.protocol.run.manifest import Manifest, StagedManifest
 
 
 class Trial(BaseModel):
@@ -50,10 +49,10 @@ def pins(manifest: Manifest, folder: Path | None, config: PeerConfig | None) -> 
     if config is not None:
         _try_text(manifest, tokenizer, config.data)
     _try_model(manifest, config)
-    if isinstance(manifest, FineTuningManifest):
+    if manifest.is_fine_tuning:
         _try_weights(manifest, folder)
     blocks = _cut(manifest) if isinstance(manifest, StagedManifest) else ()
-    if tokenizer.name == BYTES and not isinstance(manifest, FineTuningManifest):
+    if tokenizer.name == BYTES and not manifest.is_fine_tuning:
         return {"layout": "", "tokenizer": "", "template": "", "blocks": blocks}
     return {
         "blocks": blocks,
@@ -97,7 +96,7 @@ def _try_text(manifest: Manifest, tokenizer: Tokenizer, data: Path | None) -> No
     try_text(manifest.data, tokenizer, Draw(manifest.run.seed, b"", manifest.inner.batch_size, manifest.inner.sequence_length), data)
 
 
-def _try_weights(manifest: FineTuningManifest, folder: Path | None) -> None:
+def _try_weights(manifest: Manifest, folder: Path | None) -> None:
     from gossamer.peer.model.evaluation import mask_as_run
     from gossamer.peer.model.start import initial_model
 
@@ -107,8 +106,7 @@ def _try_weights(manifest: FineTuningManifest, folder: Path | None) -> None:
 def _template(manifest: Manifest, tokenizer: Tokenizer) -> str:
     from gossamer.peer.text.conversations import chat_template, template_digest
 
-    is_chat = isinstance(manifest.data, FineTuningDataSection) and manifest.data.format == "chat"
-    return template_digest(chat_template(tokenizer)) if is_chat else ""
+    return template_digest(chat_template(tokenizer)) if manifest.data.format == "chat" else ""
 
 
 if __name__ == "__main__":

@@ -18,7 +18,6 @@ from gossamer.peer.machine.room import held_bytes
 from gossamer.peer.machine.units import size_bytes
 from gossamer.peer.model.abilities import need_abilities
 from gossamer.peer.model.accelerator import choose_devices
-from gossamer.peer.model.adapter import has_adapter
 from gossamer.peer.model.computing import Computing
 from gossamer.peer.model.evaluation import mask_as_run
 from gossamer.peer.model.model import check_fit, frozen_shapes, placed
@@ -33,7 +32,6 @@ from gossamer.peer.trainer.own_text import load_text
 from gossamer.peer.trainer.replica import peer_seed
 from gossamer.peer.trainer.text_training import TextProgram, TextReplica, TextTrainer, emit_built
 from gossamer.protocol.identity import PeerId
-from gossamer.protocol.run.fine_tuning import FineTuningDataSection
 from gossamer.protocol.run.manifest import Manifest, SignedManifest, StagedManifest, need_text
 
 if TYPE_CHECKING:
@@ -55,7 +53,7 @@ def _build_program(child: Child, home: Home, manifest: Manifest) -> TextProgram:
         home.tokenizer.mkdir(mode=0o700, exist_ok=True)
         tokenizer.save(home.tokenizer)  # for `peer eval` and `peer export`, and the next start
     model = initial_model(manifest, folder)
-    if has_adapter(manifest.model) and folder is not None:
+    if manifest.model.has_adapter and folder is not None:
         keep_base(home, folder)
     check_fit(model.config, tokenizer.vocab_size, manifest.inner.sequence_length)
     mask_as_run(model, manifest, home.tokenizer)
@@ -102,8 +100,8 @@ def build(child: Child) -> TextTrainer:
     shapes, frozen = shapes_of(replica.parameters), frozen_shapes(manifest.model)
     flops = flops_per_token(program.model.config, shapes, manifest.inner.sequence_length, frozen)
     computing = program.inner.computing
-    counts_all = not (isinstance(manifest.data, FineTuningDataSection) and manifest.data.has_prompts)
-    peak = peak_flops(program.device, computing.dtype) * computing.num_devices if counts_all else 0.0  # else tokens are not all the work
+    counts_all = not manifest.data.has_prompts  # else tokens are not all the work
+    peak = peak_flops(program.device, computing.dtype) * computing.num_devices if counts_all else 0.0
     emit_built(child, replica, flops, peak)
     program.inner.emit_computing(_reason_for(computing, config, manifest))
     return TextTrainer(child, replica, open_boundary(child, home, replica))

@@ -10,6 +10,7 @@ from typing import Final, Self
 
 from gossamer.protocol.errors import BadMessage, BadSignature, RefusalCode, Refused
 from gossamer.protocol.identity import PeerId
+from gossamer.protocol.limits import PROTOCOL
 from gossamer.protocol.messages.messages import ContentsKind, FetchRequest, Hello, Lane, RunPhase
 from gossamer.protocol.messages.records import MemberRecord
 from gossamer.protocol.messages.revocations import Revocation, Revocations
@@ -119,7 +120,6 @@ class RunTerms:
     """The terms against which a partner's first message is checked."""
 
     run_id: bytes  # 32 bytes
-    protocol_version: int  # of the run
     codec_id: int  # wire id
     fragments: tuple[FragmentTerms, ...]  # by fragment id
     state_bytes: int  # size of ContentsKind.STATE
@@ -137,7 +137,6 @@ class RunTerms:
         run = manifest.run
         return cls(
             run_id=manifest.run_id,
-            protocol_version=run.protocol,
             codec_id=0,
             fragments=(),
             state_bytes=0,
@@ -285,8 +284,8 @@ def _check_nonces(first: Hello | Lane, own: Hello | Lane | None) -> None:
 
 def _check_opening(message: Hello | FetchRequest | Lane, terms: RunTerms, me: PeerId, partner: PeerId) -> None:
     # The version comes first, because another version may sign differently; then the run, because a peer of another run is no attacker.
-    if message.protocol_version != terms.protocol_version:
-        raise Refused(RefusalCode.WRONG_VERSION, f"theirs is {message.protocol_version}, ours {terms.protocol_version}")
+    if message.protocol_version != PROTOCOL:
+        raise Refused(RefusalCode.WRONG_VERSION, f"theirs is {message.protocol_version}, ours {PROTOCOL}")
     if message.run_id != terms.run_id:
         raise Refused(RefusalCode.WRONG_RUN, f"theirs is {message.run_id.hex()[:8]}, ours {terms.run_id.hex()[:8]}")
     if message.receiver != me:

@@ -1,9 +1,9 @@
 """The manifest: the configuration that all peers of a run share, as TOML; the hash of its canonical bytes is the run id.
 
-A text run trains a language model of transformers on text. A fine-tuning run trains an adapter of one, or on answers alone. A staged run is
-a text run whose model is cut into stages. A program run trains the tensors of a program that each member starts. The canonical bytes are
-JSON with sorted keys and every default, so a default that changes later does not change an existing run. A received manifest is stored byte
-for byte; unknown keys are ignored, missing keys take their default. A change of meaning raises `run.protocol`.
+A text run trains a language model of transformers on text, or an adapter of one, or on answers alone. With a table [stages] it is a staged
+run, whose model is cut. With a table [program] it is a program run, which trains the tensors of a program that each member starts. The
+canonical bytes are JSON with sorted keys and every default, so a default that changes later does not change an existing run. A received
+manifest is stored byte for byte; unknown keys are ignored, missing keys take their default. A change of meaning raises `run.protocol`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pydantic_core import ErrorDetails
 from gossamer.protocol import limits
 from gossamer.protocol.errors import BadContents, BadManifest, BadMessage, PeerMisbehaved, WrongVersion
 from gossamer.protocol.identity import Identity, PeerId, signable
-from gossamer.protocol.run import fine_tuning, sections, staged
+from gossamer.protocol.run import sections, staged
 from gossamer.protocol.run.sections import Section
 from gossamer.protocol.run.toml import write_toml
 from gossamer.protocol.wire import peer_pb2
@@ -41,6 +41,7 @@ class RunManifest(Section):
     outer: sections.OuterSection = sections.OuterSection()
     fragments: sections.FragmentsSection = sections.FragmentsSection()
     codec: sections.CodecSection = sections.CodecSection()
+    KIND: ClassVar[str]  # of its run, in a word
     HINT: ClassVar[str]  # of its errors
     _received: bytes | None = PrivateAttr(None)  # received canonical bytes, if this build would write others
 
@@ -60,21 +61,26 @@ class RunManifest(Section):
     @classmethod
     def from_canonical(cls, canonical: bytes) -> Self:
         """Parse the canonical bytes of another peer, ignoring unknown keys. Raises BadManifest or WrongVersion."""
-        manifest = cls.checked(_known_keys(_tables(canonical), cls))
+        tables = _tables(canonical)
+        manifest = cls.checked(_known_keys(tables, _kind(tables)))
         if manifest.canonical_bytes() != canonical:
             manifest._received = canonical
         return manifest
 
     @classmethod
     def checked(cls, given: object) -> Self:
-        """Validate tables of plain values and fill in defaults. Raises BadManifest or WrongVersion."""
+        """Validate tables of plain values, by the kind of their run, and fill in defaults. Raises BadManifest or WrongVersion."""
         _need_version(given)
+        kind = _kind(given)
+        if not issubclass(kind, cls):
+            hint = _OWN_PROGRAM if kind is ProgramManifest else cls.HINT
+            raise BadManifest(f"this is the manifest of a {kind.KIND} run, and a {cls.KIND} run is wanted", hint=hint)
         try:
-            return cls.model_validate(given)
+            return kind.model_validate(given)
         except ValidationError as error:
-            raise BadManifest(_reason(error, cls), hint=cls.HINT) from None
+            raise BadManifest(_reason(error, kind), hint=kind.HINT) from None
         except RecursionError:
-            raise BadManifest("the manifest nests too deeply", hint=cls.HINT) from None
+            raise BadManifest("the manifest nests too deeply", hint=kind.HINT) from None
 
     def canonical_bytes(self) -> bytes:
         """Return the bytes that are hashed and signed: as received, or this build's canonical encoding."""
@@ -115,23 +121,8 @@ class Manifest(RunManifest):
     tokenizer: sections.TokenizerSection = sections.TokenizerSection()
     data: sections.DataSection = sections.DataSection()
     inner: sections.InnerSection = sections.InnerSection()
+    KIND: ClassVar[str] = "text"
     HINT: ClassVar[str] = "`peer init` writes a manifest with a comment for every key"
-
-    @classmethod
-    def checked(cls, given: object) -> Self:
-        """Validate as every manifest; tables of a fine-tuning run become its manifest. Raises BadManifest also for a program run."""
-        version = _version(given)
-        if version == limits.PROGRAM_PROTOCOL:
-            raise BadManifest("this is the manifest of a program run, and a text run is wanted", hint=_OWN_PROGRAM)
-        if version == limits.FINE_TUNING_PROTOCOL and cls is Manifest:
-            return cast(Self, FineTuningManifest.checked(given))
-        if cls is Manifest and isinstance(given, dict):
-            if version == limits.STAGES_PROTOCOL:
-                _need_stages(given)
-            if version == limits.STAGES_PROTOCOL or (version is None and _count(given) != 1):
-                return cast(Self, StagedManifest.checked(given))
-            given = _without_stages(given)
-        return super().checked(given)
 
     @property
     def unit(self) -> str:
@@ -144,6 +135,11 @@ class Manifest(RunManifest):
         return ""
 
     @property
+    def is_fine_tuning(self) -> bool:
+        """Return whether an adapter trains in place of all weights, or answers in place of all tokens."""
+        return self.model.has_adapter or self.data.has_prompts
+
+    @property
     def step_tokens(self) -> int:
         """Return the tokens of each inner step, the same for all members; 0: each member decides."""
         return self.inner.batch_size * self.inner.sequence_length
@@ -153,20 +149,13 @@ class Manifest(RunManifest):
         return self.model.weights is None
 
 
-class FineTuningManifest(Manifest):
-    """The validated manifest of a fine-tuning run: a text run whose model may have an adapter, and whose text may be conversations."""
-
-    run: fine_tuning.FineTuningRunSection = fine_tuning.FineTuningRunSection()
-    model: fine_tuning.FineTuningModelSection = fine_tuning.FineTuningModelSection()
-    data: fine_tuning.FineTuningDataSection = fine_tuning.FineTuningDataSection()
-
-
 class StagedManifest(Manifest):
     """The validated manifest of a staged run: a text run in which each peer holds one stage of the model."""
 
     run: staged.StagedRunSection = staged.StagedRunSection()
     model: staged.StagedModelSection = staged.StagedModelSection()
     stages: staged.StagesSection
+    KIND: ClassVar[str] = "staged"
 
     @property
     def num_stages(self) -> int:
@@ -174,10 +163,12 @@ class StagedManifest(Manifest):
         return self.stages.count
 
     @model_validator(mode="after")
-    def _micro_batches_fill_batch(self) -> Self:
+    def _need_whole_batches_of_text(self) -> Self:
         rows, batch = self.stages.micro_batch, self.inner.batch_size
         if batch % rows:
             raise ValueError(f"inner.batch_size is {batch}, not a multiple of stages.micro_batch, {rows}: choose numbers that divide")
+        if self.is_fine_tuning:
+            raise ValueError('a staged run trains all weights on all tokens: leave out lora_rank, and set data.format = "text"')
         return self
 
 
@@ -187,9 +178,9 @@ class ProgramManifest(RunManifest):
     It has neither text nor an inner optimizer, which are the program's affair.
     """
 
-    run: sections.ProgramRunSection = sections.ProgramRunSection()
     program: sections.ProgramSection
     model: sections.ProgramModelSection
+    KIND: ClassVar[str] = "program"
     HINT: ClassVar[str] = "the program makes its manifest from a gossamer.Run"
 
     @property
@@ -215,11 +206,6 @@ class ProgramManifest(RunManifest):
 
 
 AnyManifest = Manifest | ProgramManifest
-_KINDS: Final[tuple[tuple[int, type[Manifest] | type[ProgramManifest]], ...]] = (  # by protocol version; others are text runs
-    (limits.PROGRAM_PROTOCOL, ProgramManifest),
-    (limits.FINE_TUNING_PROTOCOL, FineTuningManifest),
-    (limits.STAGES_PROTOCOL, StagedManifest),
-)
 
 
 def need_text(manifest: AnyManifest, hint: str = "start that program with this invite") -> Manifest:
@@ -257,9 +243,7 @@ class SignedManifest:
 
     def manifest(self) -> AnyManifest:
         """Parse and validate the manifest. Raises BadManifest or WrongVersion."""
-        version = _version(_tables(self.canonical))
-        kind = next((kind for known, kind in _KINDS if known == version), Manifest)
-        return kind.from_canonical(self.canonical)
+        return cast(AnyManifest, RunManifest.from_canonical(self.canonical))
 
     def to_bytes(self) -> bytes:
         """Return the encoded signed manifest."""
@@ -344,48 +328,18 @@ def _signed_bytes(run_id: bytes, host: PeerId) -> bytes:
     return signable(b"gossamer/signed-manifest/1", run_id, host.raw)
 
 
-def _version(given: object) -> Any:
-    """Return the protocol version that tables state, unchecked; None if they state none."""
-    run = given.get("run") if isinstance(given, dict) else None
-    return run.get("protocol") if isinstance(run, dict) else None
-
-
-def _count(given: dict[str, Any]) -> Any:
-    """Return the number of stages that tables state, unchecked."""
-    stages = given.get("stages")
-    return stages.get("count", 1) if isinstance(stages, dict) else 1
-
-
-def _need_stages(given: dict[str, Any]) -> None:
-    """Raise BadManifest for tables of a staged run's protocol version whose model is not cut."""
-    if isinstance(given.get("stages", {}), dict) and _count(given) == 1:
-        stated = "stages.count is 1" if given.get("stages") else "there is no table [stages]"
-        raise BadManifest(
-            f"run.protocol is {limits.STAGES_PROTOCOL}, that of a staged run, and {stated}",
-            hint="leave run.protocol out for a run in which each peer holds the whole model, or set stages.count to 2 or more",
-        )
-
-
-def _without_stages(given: dict[str, Any]) -> dict[str, Any]:
-    """Drop the table of a model that is not cut: the run's id is that of a run without it. Raises BadManifest for a model that is cut."""
-    stages = given.get("stages")
-    if not isinstance(stages, dict):
-        return given
-    for key in stages.keys() - staged.StagesSection.model_fields.keys():
-        raise BadManifest(_unknown_key(("stages", key), StagedManifest), hint=Manifest.HINT)
-    if _count(given) != 1:
-        raise BadManifest(
-            f"stages.count is {_abbreviate(_count(given))}: a staged run has protocol {limits.STAGES_PROTOCOL}",
-            hint=f"set [run] protocol = {limits.STAGES_PROTOCOL}, or leave protocol out",
-        )
-    return {name: table for name, table in given.items() if name != "stages"}
+def _kind(given: object) -> type[AnyManifest]:
+    """Return which kind of run tables are of, by the table that only such runs have."""
+    tables = given if isinstance(given, dict) else {}
+    return ProgramManifest if "program" in tables else StagedManifest if "stages" in tables else Manifest
 
 
 def _need_version(given: object) -> None:
-    version = _version(given)
-    if isinstance(version, int) and version not in limits.SPOKEN:
+    run = given.get("run") if isinstance(given, dict) else None
+    version = run.get("protocol") if isinstance(run, dict) else None
+    if isinstance(version, int) and version != limits.PROTOCOL:
         raise WrongVersion(
-            f"the run uses protocol version {version}, this build uses {', '.join(map(str, limits.SPOKEN))}",
+            f"the run uses protocol version {version}, this build uses {limits.PROTOCOL}",
             hint="install the release of Gossamer that the run's host uses",
         )
 
@@ -393,6 +347,7 @@ def _need_version(given: object) -> None:
 def _reason(error: ValidationError, kind: type[Section]) -> str:
     # A default that could not be computed is a consequence of another fault.
     faults = [fault for fault in error.errors() if fault["type"] != "default_factory_not_called"]
+    faults.sort(key=lambda fault: fault["type"] == "missing")  # behind unknown keys: one of these may be it, mistyped
     more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
     return _message(faults[0], kind) + more
 
@@ -412,18 +367,10 @@ def _unknown_key(loc: tuple[int | str, ...], section: type[Section]) -> str:
             inner = _section_of(section.model_fields[part].annotation)
             assert inner is not None
             section = inner
-    if _is_of_fine_tuning(loc):
-        return f"{'.'.join(map(str, loc))} is a key of a fine-tuning run: set [run] protocol = {limits.FINE_TUNING_PROTOCOL}"
     path, key, known = ".".join(str(part) for part in loc), str(loc[-1]), list(section.model_fields)
     nearest = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
     legal = f"did you mean {'.'.join([*map(str, loc[:-1]), nearest[0]])}?" if nearest else f"the legal keys are {', '.join(known)}"
     return f"{path} is not a key of a manifest; {legal}"
-
-
-def _is_of_fine_tuning(loc: tuple[int | str, ...]) -> bool:
-    section = FineTuningManifest.model_fields.get(str(loc[0]))
-    kind = section.annotation if section is not None else None
-    return len(loc) == 2 and isinstance(kind, type) and issubclass(kind, Section) and loc[1] in kind.model_fields
 
 
 def _abbreviate(value: Any) -> str:

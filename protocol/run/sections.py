@@ -32,6 +32,9 @@ _CONFIG_DEPTH = 4  # transformers configs nest two levels; deeper nesting could 
 _LARGEST_INTEGER = (1 << 63) - 1
 _COUNTS_LAYERS = re.compile(r"layer|depth|num_blocks")  # in a field's name: the model, or its config, repeats something so often
 _SCALE = re.compile(r"theta")  # in the name of a field that is no size, and may be larger than any
+ALL_LINEAR = "all-linear"  # peft's word for every linear layer but the head
+MAX_RANK = 1 << 12  # of an adapter: above the width of most layers
+MAX_TARGETS = 64  # names of layers
 
 
 def _printable(least: int, most: int) -> AfterValidator:
@@ -112,9 +115,7 @@ class RunSection(Section):
     """The run's name, length, random seed and membership."""
 
     name: Label = Field(default="demo", description="display name of the run")
-    protocol: int = Field(
-        default=limits.TEXT_PROTOCOL, ge=limits.TEXT_PROTOCOL, le=limits.TEXT_PROTOCOL, description="version of the wire protocol"
-    )
+    protocol: int = Field(default=limits.PROTOCOL, ge=limits.PROTOCOL, le=limits.PROTOCOL, description="version of the wire protocol")
     seed: int = Field(default=0, ge=0, le=_LARGEST_INTEGER, description="seed of all random numbers of the run")
     total_steps: int = Field(default=5000, ge=1, le=limits.STEPS, description="global steps after which the peers average and stop")
     access: Access = Field(default="invite", description="who may join: holders of an invite, the members listed below, or any peer (open)")
@@ -127,14 +128,6 @@ class RunSection(Section):
         if members and info.data.get("access", "allowlist") != "allowlist":
             raise ValueError('requires access = "allowlist"')
         return members
-
-
-class ProgramRunSection(RunSection):
-    """The name, length, seed and membership of a program run. Its protocol version tells older releases that they cannot train it."""
-
-    protocol: int = Field(
-        default=limits.PROGRAM_PROTOCOL, ge=limits.PROGRAM_PROTOCOL, le=limits.PROGRAM_PROTOCOL, description="version of the wire protocol"
-    )
 
 
 class ProgramSection(Section):
@@ -164,7 +157,10 @@ class ProgramModelSection(Section):
 
 
 class ModelSection(Section):
-    """The model: a transformers architecture with random initial weights, or a model from the Hugging Face hub."""
+    """The model: a transformers architecture with random initial weights, or a model from the Hugging Face hub.
+
+    With a LoRA adapter, each peer has the frozen weights in a folder, and the adapter's factors train and travel.
+    """
 
     architecture: Architecture = Field(default="llama", description="transformers model type; run.seed determines its initial weights")
     hub: Label | None = Field(default=None, description="a model on the Hugging Face hub, org/name, instead of architecture and config")
@@ -174,6 +170,20 @@ class ModelSection(Section):
         default=None, description="SHA-256 of the parameters' names, shapes and order; a peer whose model differs does not join"
     )
     weights: Digest | None = Field(default=None, description="SHA-256 of the initial weights, for a run that does not start from run.seed")
+    base: Digest | None = Field(default=None, description="SHA-256 of the frozen weights; a peer needs a folder with them (--model)")
+    lora_rank: int = Field(default=0, ge=0, le=MAX_RANK, description="rank of the adapter's factors; 0: no adapter, all weights train")
+    lora_alpha: int = Field(default=16, ge=1, le=1 << 20, description="the adapter's output is scaled by lora_alpha / lora_rank")
+    lora_targets: Annotated[tuple[Label, ...], Field(strict=False)] = Field(
+        default=(ALL_LINEAR,),
+        min_length=1,
+        max_length=MAX_TARGETS,
+        description="layers with an adapter, by the end of their names, like q_proj; all-linear: every linear layer but the head",
+    )
+
+    @property
+    def has_adapter(self) -> bool:
+        """Whether an adapter trains in place of all weights."""
+        return self.lora_rank > 0
 
     @model_validator(mode="before")
     @classmethod
@@ -197,6 +207,21 @@ class ModelSection(Section):
     def _plain_config(cls, config: dict[str, Any]) -> dict[str, Any]:
         _need_plain(config, "config", _CONFIG_DEPTH)
         return config
+
+    @field_validator("lora_targets")
+    @classmethod
+    def _all_or_names(cls, targets: tuple[str, ...]) -> tuple[str, ...]:
+        if ALL_LINEAR in targets and len(targets) > 1:
+            raise ValueError(f"should be {ALL_LINEAR} alone, or names of layers")
+        return targets
+
+    @model_validator(mode="after")
+    def _base_fits_rank(self) -> Self:
+        if self.has_adapter is not bool(self.base):
+            raise ValueError("lora_rank requires base, and base requires lora_rank: `peer init --from FOLDER --lora RANK` writes both")
+        if self.has_adapter and (self.hub or self.weights):
+            raise ValueError("with lora_rank, base is the digest of the weights: leave out hub and weights")
+        return self
 
 
 class TokenizerSection(Section):
@@ -243,12 +268,30 @@ class MixedSource(DataSource):
 
 
 class DataSection(DataSource):
-    """The training text."""
+    """The training text, or conversations of which only the answers train."""
 
     mixture: Annotated[tuple[MixedSource, ...], Field(strict=False)] = Field(
         default=(), max_length=limits.SOURCES, description="sources of the mixture: tables with the keys above and `weight`"
     )
     mask_documents: bool = Field(default=False, description="restrict attention to one document; positions restart with each document")
+    format: Literal["text", "chat", "pairs"] = Field(
+        default="text",
+        description="text: every token trains; chat: the assistant's messages of a list in `column`; pairs: the completion in `column`",
+    )
+    prompt_column: Label = Field(default="prompt", description="with pairs: column with the prompt, which does not train")
+    template: Digest | None = Field(default=None, description="with chat: SHA-256 of the tokenizer's chat template; others are refused")
+
+    @property
+    def has_prompts(self) -> bool:
+        """Whether only some tokens train."""
+        return self.format != "text"
+
+    @field_validator("format")
+    @classmethod
+    def _conversations_are_own(cls, format: str, info: ValidationInfo) -> str:
+        if format != "text" and info.data.get("source", "text") != "text":
+            raise ValueError('requires source = "text": conversations come from files that each peer names with --data')
+        return format
 
     @field_validator("mixture")
     @classmethod

@@ -13,11 +13,7 @@ BlockCount = Annotated[int, Field(ge=1, le=limits.LAYERS)]
 
 
 class StagedRunSection(RunSection):
-    """The name, length, seed and membership of a staged run. Older releases would hold the whole model."""
-
-    protocol: int = Field(
-        default=limits.STAGES_PROTOCOL, ge=limits.STAGES_PROTOCOL, le=limits.STAGES_PROTOCOL, description="version of the wire protocol"
-    )
+    """The name, length, seed and membership of a staged run."""
 
     @field_validator("access")
     @classmethod

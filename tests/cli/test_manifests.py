@@ -12,7 +12,6 @@ from gossamer.peer.model.model import parameter_shapes
 from gossamer.peer.text.tokenizer import byte_tokenizer, load_tokenizer
 from gossamer.peer.trainer.pins import pins
 from gossamer.protocol.errors import BadManifest
-from gossamer.protocol.limits import STAGES_PROTOCOL
 from gossamer.protocol.run.layout import layout_digest
 from gossamer.protocol.run.manifest import Manifest
 from gossamer.protocol.run.sections import DEMO_LLAMA
@@ -60,10 +59,11 @@ def test_a_host_pins_the_layout_and_the_tokenizer_unless_it_is_bytes(tmp_path: P
     assert with_pins(wanted, pins_of(found)) == found == with_pins(found, pins(found, None, config))
 
 
-def test_stages_make_a_staged_run_whose_protocol_follows() -> None:
+def test_stages_make_a_staged_run_and_one_stage_none() -> None:
     assert changed(Manifest(), {"stages": 1}).run_id == Manifest().run_id
-    assert changed(Manifest(), {"stages": 2}).num_stages == 2
+    staged = changed(Manifest(), {"stages": 2})
+    assert staged.num_stages == 2 and changed(staged, {"stages": 1}).run_id == Manifest().run_id
     written = Manifest.from_toml(Manifest().to_toml().replace("tie_word_embeddings = true", "tie_word_embeddings = false"))
-    assert changed(written, {"stages": 2}).run.protocol == STAGES_PROTOCOL
+    assert changed(written, {"stages": 2}).num_stages == 2
     with pytest.raises(BadManifest, match="set tie_word_embeddings = false"):
         changed(Manifest.from_toml(Manifest().to_toml()), {"stages": 2})

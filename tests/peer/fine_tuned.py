@@ -12,7 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from gossamer.peer.model.start import fine_tuned, started_from
 from gossamer.peer.text.tokenizer import byte_tokenizer
-from gossamer.protocol.run.manifest import FineTuningManifest, Manifest
+from gossamer.protocol.run.manifest import Manifest
 
 END = "<|end|>"
 ROLES = ("<|system|>", "<|user|>", "<|assistant|>")
@@ -70,7 +70,7 @@ def pairs(path: Path, number: int, seed: int) -> Path:
     return path
 
 
-def tuned_manifest(folder: Path, rank: int = 4, data_format: str = "chat", **sections: dict[str, Any]) -> FineTuningManifest:
+def tuned_manifest(folder: Path, rank: int = 4, data_format: str = "chat", **sections: dict[str, Any]) -> Manifest:
     """Make the manifest that `peer init` would, for short sequences; a section's keys given here replace its keys."""
     made = fine_tuned(started_from(folder, 60, 1e-2), folder, rank, data_format).model_dump(exclude_unset=True)
     changes: dict[str, dict[str, Any]] = {
@@ -79,6 +79,4 @@ def tuned_manifest(folder: Path, rank: int = 4, data_format: str = "chat", **sec
     }
     for name, keys in [*changes.items(), *sections.items()]:
         made[name] = made.get(name, {}) | keys
-    manifest = Manifest.checked(made)
-    assert isinstance(manifest, FineTuningManifest)
-    return manifest
+    return Manifest.checked(made)

@@ -63,7 +63,6 @@ RUN_ID = hashlib.sha256(b"the run").digest()
 PLAIN, SKETCHED = 0, 1  # fragments: without a sketch state, and with one
 TERMS = RunTerms(
     run_id=RUN_ID,
-    protocol_version=1,
     codec_id=16,
     fragments=(FragmentTerms(0, 1000, 0), FragmentTerms(64, 900, 20)),
     state_bytes=800,

@@ -59,7 +59,6 @@ RECORD = MemberRecord(
 ).signed(ALICE)
 TERMS = RunTerms(
     run_id=RUN_ID,
-    protocol_version=1,
     codec_id=2,
     fragments=(FragmentTerms(0, 1000, 0), FragmentTerms(64, 2000, 10)),
     state_bytes=8000,
@@ -90,10 +89,10 @@ FETCH = FetchRequest(
     1, RUN_ID, ALICE.peer_id, BOB.peer_id, NONCE, ContentsKind.STATE, 65536, 4000, 0, CREDENTIAL, (RECORD.to_bytes(),)
 ).signed(ALICE)
 
-UNSIGNED_LANE = Lane(4, RUN_ID, ALICE.peer_id, BOB.peer_id, NONCE, b"", 1, 120, RunPhase.TRAIN, 0, CREDENTIAL, (RECORD.to_bytes(),))
+UNSIGNED_LANE = Lane(1, RUN_ID, ALICE.peer_id, BOB.peer_id, NONCE, b"", 1, 120, RunPhase.TRAIN, 0, CREDENTIAL, (RECORD.to_bytes(),))
 LANE = UNSIGNED_LANE.signed(ALICE)
 STAGE = StageTerms(stage=1, count=3, token_bytes=516, value_bytes=2112, in_batch=4)  # Bob's, above Alice's
-STAGE_TERMS = replace(TERMS, protocol_version=4, stage=STAGE)
+STAGE_TERMS = replace(TERMS, stage=STAGE)
 
 MESSAGES: dict[str, Message] = {
     "hello": HELLO,

@@ -18,7 +18,7 @@ from gossamer.peer.sync.client import FetchClient
 from gossamer.peer.sync.server import FetchServer
 from gossamer.protocol.errors import RefusalCode, Unreachable
 from gossamer.protocol.identity import Identity
-from gossamer.protocol.limits import TEXT_PROTOCOL
+from gossamer.protocol.limits import PROTOCOL
 from gossamer.protocol.memory import virtual_time
 from gossamer.protocol.memory.network import MemoryNetwork
 from gossamer.protocol.messages.messages import Chunk, ContentsKind, FetchRequest, Part, Refusal
@@ -63,7 +63,7 @@ def served(*, knows: bool = True) -> MemoryNetwork:
 
 def wants(kind: ContentsKind = ContentsKind.STATE, num_bytes: int = 0) -> FetchRequest:
     credential, nonce = invite().credential_for(NEWCOMER.peer_id), secrets.token_bytes(16)
-    request = FetchRequest(TEXT_PROTOCOL, SIGNED.run_id, NEWCOMER.peer_id, SEED.peer_id, nonce, kind, 0, num_bytes, 0, credential)
+    request = FetchRequest(PROTOCOL, SIGNED.run_id, NEWCOMER.peer_id, SEED.peer_id, nonce, kind, 0, num_bytes, 0, credential)
     return request.signed(NEWCOMER)
 
 

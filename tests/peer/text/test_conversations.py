@@ -19,16 +19,15 @@ from gossamer.peer.text.documents import read_conversations
 from gossamer.peer.text.labels import beginnings, ids_of
 from gossamer.peer.text.tokenizer import Tokenizer, load_tokenizer, tokenizer_digest
 from gossamer.protocol.errors import BadManifest, BadSettings
-from gossamer.protocol.run.fine_tuning import FineTuningDataSection
-from gossamer.protocol.run.sections import TokenizerSection
+from gossamer.protocol.run.sections import DataSection, TokenizerSection
 from tests.peer.fine_tuned import END, MARKED, PLAIN, chat_tokenizer
 
 Messages = list[dict[str, str]]
 REWRITES = "{% for m in messages %}{% if loop.last %}>{% endif %}{{ m.content }}<|end|>{% endfor %}"  # the last message looks otherwise
 
 
-def data(format: str = "chat", **keys: Any) -> FineTuningDataSection:
-    return FineTuningDataSection(source="text", format=format, column="messages" if format == "chat" else "completion", **keys)
+def data(format: str = "chat", **keys: Any) -> DataSection:
+    return DataSection(source="text", format=format, column="messages" if format == "chat" else "completion", **keys)
 
 
 def tokenizer_with(template: str | None) -> Tokenizer:
@@ -123,8 +122,8 @@ def test_conversations_are_read_from_tables_without_empty_ones(kind: str, format
 @pytest.mark.parametrize(
     ("section", "reason", "hint"),
     [
-        (FineTuningDataSection(source="text", format="chat", column="talk"), "no messages in a column 'talk'", "of messages: messages"),
-        (FineTuningDataSection(source="text", format="chat", column="n"), "no messages in a column 'n'", "of messages: messages"),
+        (DataSection(source="text", format="chat", column="talk"), "no messages in a column 'talk'", "of messages: messages"),
+        (DataSection(source="text", format="chat", column="n"), "no messages in a column 'n'", "of messages: messages"),
         (
             data("pairs", prompt_column="ask"),
             "no text in a column 'ask'",
@@ -133,7 +132,7 @@ def test_conversations_are_read_from_tables_without_empty_ones(kind: str, format
     ],
 )
 def test_an_unknown_column_is_named_with_those_that_could_be_meant(
-    kind: str, section: FineTuningDataSection, reason: str, hint: str, tmp_path: Path
+    kind: str, section: DataSection, reason: str, hint: str, tmp_path: Path
 ) -> None:
     with pytest.raises(BadManifest, match=reason) as caught:
         list(read_conversations([written(tmp_path, kind, ROWS)], section))

@@ -12,15 +12,14 @@ from gossamer.peer.text.corpus import PackedCorpus, load_corpus, need_allowed, n
 from gossamer.peer.text.labels import num_targets
 from gossamer.peer.text.tokenizer import load_tokenizer
 from gossamer.protocol.errors import BadSettings
-from gossamer.protocol.run.fine_tuning import FineTuningDataSection
-from gossamer.protocol.run.sections import TokenizerSection
+from gossamer.protocol.run.sections import DataSection, TokenizerSection
 from tests.peer.fine_tuned import pairs
 
 TOKENIZER = load_tokenizer(TokenizerSection())
-PAIRS = FineTuningDataSection(source="text", format="pairs", column="completion", mask_documents=True)
+PAIRS = DataSection(source="text", format="pairs", column="completion", mask_documents=True)
 
 
-def corpus(tmp_path: Path, number: int, peer: bytes = b"me", data: FineTuningDataSection = PAIRS) -> PackedCorpus:
+def corpus(tmp_path: Path, number: int, peer: bytes = b"me", data: DataSection = PAIRS) -> PackedCorpus:
     draw = Draw(1, peer, 3, 31)
     loaded = load_corpus(data, TOKENIZER, draw, pairs(tmp_path / "pairs.jsonl", number, 1), tmp_path / "cache")
     assert isinstance(loaded, PackedCorpus)

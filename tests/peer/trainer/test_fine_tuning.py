@@ -21,7 +21,7 @@ from gossamer.peer.trainer.need import FROZEN, run_need
 from gossamer.peer.trainer.probe import Gain
 from gossamer.peer.trainer.ranks import RankProcesses
 from gossamer.peer.trainer.text_training import TextProgram
-from gossamer.protocol.run.manifest import FineTuningManifest
+from gossamer.protocol.run.manifest import Manifest
 from tests.peer.fine_tuned import base_model, conversations, tuned_manifest
 from tests.peer.small import AskedReplica, fingerprint, ignored
 from tests.peer.trainer.test_ranks import two_processes
@@ -37,15 +37,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-def corpus(folder: Path, manifest: FineTuningManifest) -> Corpus:
+def corpus(folder: Path, manifest: Manifest) -> Corpus:
     tokenizer, sizes = load_tokenizer(manifest.tokenizer, folder / "base"), manifest.inner
     draw = Draw(0, b"me", sizes.batch_size, sizes.sequence_length)
     return load_corpus(manifest.data, tokenizer, draw, folder / "chats.jsonl", folder / "cache")
 
 
-def replica(
-    folder: Path, manifest: FineTuningManifest, computing: Computing = ONE_DEVICE, processes: RankProcesses | None = None
-) -> AskedReplica:
+def replica(folder: Path, manifest: Manifest, computing: Computing = ONE_DEVICE, processes: RankProcesses | None = None) -> AskedReplica:
     model = initial_model(manifest, folder / "base")
     mask_as_run(model, manifest)
     ranks = processes.joined(manifest, model) if processes is not None else None

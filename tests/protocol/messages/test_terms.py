@@ -272,7 +272,7 @@ def test_terms_follow_from_the_manifest() -> None:
     manifest = Manifest().with_host(ISSUER.peer_id)
     fragments = (FragmentTerms(0, 10, 0),)
     terms = RunTerms.from_manifest(manifest).with_plan(ModelPlan(2, fragments, 80))
-    assert terms == RunTerms(manifest.run_id, 1, 2, fragments, 80, "invite", frozenset({ISSUER.peer_id}), frozenset(), 200)
+    assert terms == RunTerms(manifest.run_id, 2, fragments, 80, "invite", frozenset({ISSUER.peer_id}), frozenset(), 200)
     assert RunTerms.from_manifest(manifest) == replace(terms, codec_id=0, fragments=(), state_bytes=0)
 
 
@@ -303,7 +303,7 @@ def test_valid_lanes_pass() -> None:
 @pytest.mark.parametrize(
     ("change", "code"),
     [
-        ({"protocol_version": 1}, RefusalCode.WRONG_VERSION),
+        ({"protocol_version": 2}, RefusalCode.WRONG_VERSION),
         ({"run_id": OTHER_RUN_ID}, RefusalCode.WRONG_RUN),
         ({"receiver": MALLORY.peer_id}, RefusalCode.BAD_MESSAGE),
         ({"credential": None}, RefusalCode.NOT_INVITED),

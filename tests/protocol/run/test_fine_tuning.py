@@ -6,29 +6,25 @@ from typing import Any
 
 import pytest
 
-from gossamer.protocol import limits
 from gossamer.protocol.errors import BadManifest
-from gossamer.protocol.run.manifest import FineTuningManifest, Manifest, SignedManifest, need_text
+from gossamer.protocol.run.manifest import Manifest, SignedManifest, need_text
 from tests.protocol.samples import ISSUER
 
 BASE = "ab" * 32
-RUN_ID = "f6a333191f6d1a4684c7732acce250e29eda33cf71fd8d21f99879174a9c6e52"
+RUN_ID = "c7b7ee0b8830381bda7ac22336ac7e7a22b15b8b137b260af7fa99320043c092"
 
 
-def tuned(**sections: dict[str, Any]) -> FineTuningManifest:
+def tuned(**sections: dict[str, Any]) -> Manifest:
     given: dict[str, dict[str, Any]] = {
-        "run": {"protocol": limits.FINE_TUNING_PROTOCOL},
         "model": {"base": BASE, "lora_rank": 8},
         "data": {"source": "text", "format": "chat", "column": "messages"},
     }
-    manifest = Manifest.checked({name: given.get(name, {}) | sections.get(name, {}) for name in {*given, *sections}})
-    assert isinstance(manifest, FineTuningManifest)
-    return manifest
+    return Manifest.checked({name: given.get(name, {}) | sections.get(name, {}) for name in {*given, *sections}})
 
 
 def test_its_tables_and_its_toml_and_its_signed_bytes_are_read_as_a_fine_tuning_run() -> None:
     manifest = tuned().with_host(ISSUER.peer_id)
-    assert isinstance(manifest, FineTuningManifest)
+    assert manifest.is_fine_tuning
     assert Manifest.from_toml(manifest.to_toml()) == manifest
     read = SignedManifest.from_bytes(SignedManifest.sign(manifest, ISSUER).to_bytes()).manifest()
     assert read == manifest and read.run_id == manifest.run_id and need_text(read) is read
@@ -39,18 +35,8 @@ def test_its_run_id_does_not_change_by_accident() -> None:
     assert tuned().run_id.hex() == RUN_ID, "canonical bytes or a default have changed: every existing run gets another id"
 
 
-def test_a_text_run_has_none_of_its_keys() -> None:
-    text = Manifest().canonical_bytes()
-    assert not any(word in text for word in (b"lora", b"format", b"prompt_column", b"template", b'"base"'))
-
-
-@pytest.mark.parametrize(
-    ("section", "key", "value"), [("model", "lora_rank", 8), ("data", "format", "chat"), ("data", "prompt_column", "question")]
-)
-def test_a_text_run_with_one_of_its_keys_is_told_the_protocol(section: str, key: str, value: object) -> None:
-    with pytest.raises(BadManifest, match=rf"{section}\.{key} is a key of a fine-tuning run: set \[run\] protocol = 3") as caught:
-        Manifest.checked({section: {key: value}})
-    assert caught.value.hint
+def test_by_default_a_run_trains_all_weights_on_every_token() -> None:
+    assert not Manifest().is_fine_tuning
 
 
 @pytest.mark.parametrize(
@@ -64,7 +50,6 @@ def test_a_text_run_with_one_of_its_keys_is_told_the_protocol(section: str, key:
         ("model", {"lora_targets": ["all-linear", "q_proj"]}, "all-linear alone"),
         ("data", {"source": "builtin"}, 'requires source = "text"'),
         ("data", {"format": "talk"}, "'text', 'chat' or 'pairs'"),
-        ("run", {"protocol": 1}, "is a key of a fine-tuning run"),
     ],
 )
 def test_what_does_not_fit_together_is_refused(section: str, keys: dict[str, Any], reason: str) -> None:
@@ -76,4 +61,5 @@ def test_what_does_not_fit_together_is_refused(section: str, keys: dict[str, Any
 def test_answers_may_train_all_weights_and_text_an_adapter() -> None:
     full = tuned(model={"base": None, "lora_rank": 0, "weights": BASE})
     assert full.data.has_prompts and not full.has_start(is_founder=True)
-    assert not tuned(data={"format": "text", "source": "builtin"}).data.has_prompts
+    adapted = tuned(data={"format": "text", "source": "builtin"})
+    assert adapted.is_fine_tuning and not adapted.data.has_prompts

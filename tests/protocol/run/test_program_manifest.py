@@ -17,7 +17,7 @@ from tests.protocol.samples import ISSUER
 
 SHAPES = {"head.weight": (10, 128), "head.bias": (10,), "scale": ()}
 LAYOUT = layout_digest(by_name(SHAPES))
-RUN_ID = "7221ed4cebcf7e08f8604c169fe25fec7ebe8c9dca0417fccc390626333e6bb7"
+RUN_ID = "54355429fd565fe56d16f96f66b457ee150c089303e47c72613b343e1cbaecef"
 
 
 def tables(**changes: Any) -> dict[str, Any]:
@@ -47,9 +47,8 @@ def test_the_run_id_of_a_program_run_does_not_change_by_accident() -> None:
     assert program().run_id.hex() == RUN_ID, "canonical bytes or a default have changed: every existing run gets another id"
 
 
-def test_it_states_protocol_2_and_nothing_of_a_text_run() -> None:
+def test_it_states_nothing_of_a_text_run() -> None:
     values = json.loads(program().canonical_bytes())
-    assert values["run"]["protocol"] == limits.PROGRAM_PROTOCOL
     assert set(values) == {"run", "program", "model", "outer", "fragments", "codec"}
     assert set(values["model"]) == {"layout", "weights", "shapes"}
     for section in ("inner", "data", "tokenizer"):
@@ -90,19 +89,13 @@ def test_a_program_run_is_no_text_run_and_the_other_way_round() -> None:
         with pytest.raises(BadManifest, match="the manifest of a program run") as caught:
             read()
         assert caught.value.hint
-    with pytest.raises(BadManifest, match="greater than or equal to 2"):
+    with pytest.raises(BadManifest, match="the manifest of a text run, and a program run is wanted"):
         ProgramManifest.from_canonical(text.canonical_bytes())
-
-
-def test_the_version_that_older_releases_check_comes_before_all_else() -> None:
-    with pytest.raises(WrongVersion, match="version 5, this build uses 1, 2, 3, 4"):
-        program(run={"protocol": 5})
 
 
 @pytest.mark.parametrize(
     ("section", "key", "value", "legal"),
     [
-        ("run", "protocol", 1, "greater than or equal to 2"),
         ("program", "name", "", "1 to 200 printable"),
         ("program", "unit", "", "1 to 32 printable"),
         ("program", "unit", "x" * 33, "1 to 32 printable"),

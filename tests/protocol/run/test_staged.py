@@ -1,15 +1,14 @@
-"""Manifests of staged runs: what they add to a text run's, what they refuse, and what a count of 1 leaves as it is."""
+"""Manifests of staged runs: what they add to a text run's, what they refuse, and the count that they need."""
 
 from __future__ import annotations
 
 import pytest
 
-from gossamer.protocol import limits
 from gossamer.protocol.errors import BadManifest
 from gossamer.protocol.run.manifest import Manifest, SignedManifest, StagedManifest, need_text
 from tests.protocol.samples import ISSUER
 
-RUN_ID = "cbc7b611a709d956234d6a920b6708ceb056684d99b99051f5f73bc2db1b74dc"
+RUN_ID = "68cb963891e406cd67181e41d88f0a0aae4907e55c8360bacb508881c1561c45"
 
 
 def staged(text: str = "") -> StagedManifest:
@@ -20,7 +19,7 @@ def staged(text: str = "") -> StagedManifest:
 
 def test_its_tables_and_its_toml_and_its_signed_bytes_are_read_as_a_staged_run() -> None:
     manifest = staged("micro_batch = 2\nblocks = [1, 3]").with_host(ISSUER.peer_id)
-    assert manifest.run.protocol == limits.STAGES_PROTOCOL and manifest.num_stages == 2 and manifest.stages.blocks == (1, 3)
+    assert manifest.num_stages == 2 and manifest.stages.blocks == (1, 3)
     assert Manifest.from_toml(manifest.to_toml()) == manifest
     read = SignedManifest.from_bytes(SignedManifest.sign(manifest, ISSUER).to_bytes()).manifest()
     assert read == manifest and read.run_id == manifest.run_id and need_text(read) is read
@@ -28,15 +27,6 @@ def test_its_tables_and_its_toml_and_its_signed_bytes_are_read_as_a_staged_run()
 
 def test_its_run_id_does_not_change_by_accident() -> None:
     assert staged().run_id.hex() == RUN_ID, "canonical bytes or a default have changed: every existing run gets another id"
-
-
-@pytest.mark.parametrize(
-    "text", ["[stages]", "[stages]\ncount = 1", "[stages]\nmicro_batch = 1", "[run]\nprotocol = 1\n[stages]\ncount = 1"]
-)
-def test_one_stage_leaves_the_manifest_as_it_is(text: str) -> None:
-    manifest = Manifest.from_toml(text)
-    assert not isinstance(manifest, StagedManifest) and manifest.num_stages == 1
-    assert manifest.canonical_bytes() == Manifest().canonical_bytes() and manifest.run_id == Manifest().run_id
 
 
 @pytest.mark.parametrize(
@@ -49,7 +39,8 @@ def test_one_stage_leaves_the_manifest_as_it_is(text: str) -> None:
         ("activations = 'int2'", 'stages.activations is "int2"'),
         ("bloks = [1, 3]", r"stages\.bloks is not a key of a manifest; did you mean stages\.blocks"),
         ("[model.config]\ntie_word_embeddings = true", "set tie_word_embeddings = false"),
-        ("[run]\nprotocol = 1", r"stages\.count is 2: a staged run has protocol 4"),
+        ("[model]\nlora_rank = 8\nbase = '" + "ab" * 32 + "'", "a staged run trains all weights on all tokens: leave out lora_rank"),
+        ("[data]\nsource = 'text'\nformat = 'chat'", "a staged run trains all weights on all tokens: leave out lora_rank"),
     ],
 )
 def test_what_cannot_work_is_refused_with_a_hint(text: str, reason: str) -> None:
@@ -62,9 +53,9 @@ def test_what_cannot_work_is_refused_with_a_hint(text: str, reason: str) -> None
     ("text", "reason"),
     [
         ("[stages]\ncount = 0", "stages.count is 0"),
+        ("[stages]\ncount = 1", "stages.count is 1: should be greater than or equal to 2"),
+        ("[stages]", "stages.count: Field required"),
         ("[stages]\ncuont = 2", r"stages\.cuont is not a key of a manifest; did you mean stages\.count"),
-        ("[run]\nprotocol = 4", r"run\.protocol is 4, that of a staged run, and there is no table \[stages\]"),
-        ("[run]\nprotocol = 4\n[stages]\ncount = 1", r"run\.protocol is 4, that of a staged run, and stages\.count is 1"),
     ],
 )
 def test_a_count_that_is_none_is_refused(text: str, reason: str) -> None:
