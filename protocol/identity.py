@@ -106,7 +106,6 @@ class Signed(Bounded):
     __slots__ = ()
     CONTEXT: ClassVar[bytes]
     UNSIGNED: ClassVar[tuple[str, ...]] = ("signature",)  # fields that the signature does not cover; a class with more extends it
-    LATEST: ClassVar[str] = "stage"  # a last field, which the signature covers only where it is set: older releases drop it
     signature: bytes
 
     @property
@@ -123,15 +122,11 @@ class Signed(Bounded):
         signer.verify(self.signature, self._signed_bytes(about))
 
     def _signed_bytes(self, about: tuple[bytes, ...]) -> bytes:
-        return signable(self.CONTEXT, *about, *(value for name, value in self._signables() if name not in self.UNSIGNED))
+        return signable(self.CONTEXT, *about, *_signables(self, self.UNSIGNED))
 
-    def _signables(self) -> list[tuple[str, bytes | int]]:
-        values = ((name, getattr(self, name)) for name in field_names(type(self)))
-        return [(name, _signable(name, value)) for name, value in values if value or name != self.LATEST]
 
-    def as_field(self) -> bytes:
-        """Return the encoding of every field, including the signatures, for the signature of a message that contains this value."""
-        return signable(self.CONTEXT.replace(b"/1", b"-fields/1"), *(value for _, value in self._signables()))
+def _signables(value: Bounded, without: tuple[str, ...] = ()) -> list[bytes | int]:
+    return [_signable(name, getattr(value, name)) for name in field_names(type(value)) if name not in without]
 
 
 def _signable(name: str, value: Any) -> bytes | int:
@@ -144,8 +139,8 @@ def _signable(name: str, value: Any) -> bytes | int:
             return value.raw
         case tuple():
             return signable(name.encode("ascii"), *(_signable(name, item) for item in value))
-        case Signed():
-            return value.as_field()
+        case Bounded():  # with the signatures in it
+            return signable(type(value).__name__.encode("ascii"), *_signables(value))
     return b""  # None
 
 

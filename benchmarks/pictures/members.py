@@ -113,4 +113,5 @@ def record_of(life: Life, manifest: Manifest, begin_s: float, now_s: float, rng:
         expires_s=int(now_s) + (1 if passed_s >= life.leaves_s else 300),
         paused=passed_s >= life.pauses_s,
         tokens=tokens,
-    ).signed(life.identity).with_figures(figures, life.identity)  # fmt: skip
+        figures=figures,
+    ).signed(life.identity)

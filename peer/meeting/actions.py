@@ -21,7 +21,6 @@ from gossamer.protocol.messages.messages import (
     Commit,
     Commitment,
     Committed,
-    Decision,
     Hello,
     Outcome,
     Part,
@@ -323,7 +322,7 @@ class Actions:
 
     def is_commit(self, resolved: events.Resolved) -> bool:
         """committed"""
-        return resolved.outcome.decision is Decision.COMMITTED
+        return resolved.outcome.is_committed
 
     def is_of_this_meeting(self, committed: Committed) -> bool:
         """of this meeting"""

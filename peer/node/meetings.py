@@ -23,7 +23,7 @@ from gossamer.peer.swarm.partner_records import PartnerRecords, rest_text
 from gossamer.peer.swarm.peer_exchange import PeerExchange
 from gossamer.protocol.errors import BadMessage, RefusalCode, Refused, TransportError
 from gossamer.protocol.identity import PeerId
-from gossamer.protocol.messages.messages import Decision, Hello, Outcome, Refusal, Resolve, RunPhase
+from gossamer.protocol.messages.messages import Hello, Outcome, Refusal, Resolve, RunPhase
 from gossamer.protocol.messages.terms import check_global_step, check_hello
 from gossamer.protocol.streams.transport import Stream
 from gossamer.protocol.tasks import loop_s
@@ -228,8 +228,8 @@ class Meetings:
                 await active.over.wait()
         failed_blocks = self.own.journal.failed_blocks(resolve.meeting_id)
         if failed_blocks is None:
-            return Outcome(resolve.meeting_id, Decision.DROPPED)
-        return Outcome(resolve.meeting_id, Decision.COMMITTED, failed_blocks)
+            return Outcome(resolve.meeting_id, is_committed=False)
+        return Outcome(resolve.meeting_id, True, failed_blocks)
 
     async def _run_meeting(self, partner: PeerId, stream: Stream | None, fragment: int, hello: Hello | None) -> Finish:
         """Hold a meeting, as caller or for an inbound Hello. A call that reaches nobody causes a back-off, and is not reported."""
@@ -275,7 +275,7 @@ class Meetings:
         checked, is_gated = meeting.checked, finish.outcome is MeetingOutcome.GATED
         if (hello := meeting.partner_hello) is not None:
             self.peer_exchange.book.shows(partner, hello.credential)
-            if checked is not None and meeting.own_hello is not None and hello.own_steps:  # older releases name none
+            if checked is not None and meeting.own_hello is not None:
                 records.counted_steps(partner, hello.own_steps, meeting.own_hello.own_steps)
         if finish.outcome is MeetingOutcome.COMPLETED and checked is not None:
             if records.merged(partner, now_s, checked.gain, checked.deviation):

@@ -40,7 +40,7 @@ class Lifecycle:
         self.stage = 0  # in a staged run: that this peer holds, plus one, once it is known
         self.tokens = 0  # trained by this peer since it joined
         self.own_steps = 0  # inner steps made by this peer, over all its sessions
-        self.figures: MemberFigures | None = None  # of this peer's own part, unsigned
+        self.figures: MemberFigures | None = None  # of this peer's own part
         self.phase = RunPhase.TRAIN
         self.has_begun = False  # the trainer trains, or has trained
         self.has_agreed = False  # it has the agreed result and meets no more

@@ -130,8 +130,7 @@ class Presence:
     def _record(self, lifetime_s: int) -> MemberRecord:
         membership, now_s = self.membership, int(self.peer_exchange.time.now_s())
         self._sequence = max(self._sequence + 1, membership.generation * GENERATION + now_s)  # so that it also grows over restarts
-        figures = self._figures()
-        record = MemberRecord(
+        return MemberRecord(
             run_id=membership.terms.run_id,
             peer_id=membership.identity.peer_id,
             addresses=announceable(self.addresses(), membership.identity.peer_id),
@@ -143,9 +142,9 @@ class Presence:
             paused=self.lifecycle.is_paused,
             tokens=self.lifecycle.tokens,
             release=RELEASE,
+            figures=self._figures(),
             stage=self.lifecycle.stage,
         ).signed(membership.identity)
-        return record if figures is None else record.with_figures(figures, membership.identity)
 
     async def _look(self) -> None:
         for number, record in enumerate(await self.directory.members(), 1):

@@ -6,20 +6,17 @@ import math
 from dataclasses import dataclass
 
 from gossamer.protocol import limits
-from gossamer.protocol.identity import Signed
+from gossamer.protocol.limits import Bounded
 
 
 @dataclass(frozen=True, slots=True)
-class MemberFigures(Signed):
-    """One member's own part in a run, inside its record."""
-
-    CONTEXT = b"gossamer/member-figures/1"
+class MemberFigures(Bounded):
+    """One member's own part in a run, inside its record, whose signature covers it."""
 
     own_steps: int  # inner steps since it joined
     loss_milli: int  # its last training loss in thousandths, plus one; 0: none
     joined_s: int  # Unix seconds
     carried_mb: int  # megabytes in its meetings since it joined, both directions
-    signature: bytes = b""  # the member's, over run id, the record's sequence and the fields above
 
     @property
     def loss(self) -> float | None:

@@ -17,7 +17,7 @@ from gossamer.protocol import limits
 from gossamer.protocol.errors import BadMessage, RefusalCode, Refused
 from gossamer.protocol.identity import PeerId, Signed
 from gossamer.protocol.messages.figures import MemberFigures
-from gossamer.protocol.messages.messages import Chunk, Commit, ContentsKind, Decision, Message, NoticeKind, Outcome, Part, RunPhase, Verdict
+from gossamer.protocol.messages.messages import Chunk, Commit, ContentsKind, Message, NoticeKind, Outcome, Part, RunPhase, Verdict
 from gossamer.protocol.run.invite import Credential
 from gossamer.protocol.wire import peer_pb2
 
@@ -30,7 +30,7 @@ BODIES: Final[dict[str, type[Message]]] = {re.sub(r"\B[A-Z]", r"_\g<0>", kind.__
 """Message types by the name of their field in Frame: the type's name in snake case."""
 _BODY_OF: Final = {kind: name for name, kind in BODIES.items()}
 _CODES: Final = frozenset(RefusalCode)
-_PARTS: Final[dict[str, type[Signed]]] = {"credential": Credential, "figures": MemberFigures}  # optional messages within others
+_PARTS: Final[dict[str, type[limits.Bounded]]] = {"credential": Credential, "figures": MemberFigures}  # optional messages within others
 _LARGE: Final = (Chunk, Verdict, Commit, Outcome)  # messages with bulk data or a bitmap
 
 
@@ -106,7 +106,6 @@ _READ: Final[dict[str, Callable[[Any], object]]] = {
     "phase": RunPhase,
     "part": Part,
     "notice": NoticeKind,
-    "decision": Decision,
     "code": _refusal_code,
     "kind": _contents_kind,
 }

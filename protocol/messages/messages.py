@@ -32,20 +32,11 @@ class Part(IntEnum):
     GRADIENT = 6
 
 
-class Decision(IntEnum):
-    """The outcome of a meeting."""
-
-    UNKNOWN = 0  # no trace of the meeting: it did not count
-    COMMITTED = 1
-    DROPPED = 2
-
-
 @dataclass(frozen=True, slots=True)
 class Hello(Signed):
     """The first frame of a meeting from each side. The two signatures cover one fresh pair of nonces."""
 
     CONTEXT = b"gossamer/hello/1"
-    UNSIGNED = ("signature", "own_steps")  # older releases drop the last; the connection proves the sender
 
     protocol_version: int  # of the sender
     run_id: bytes  # 32 bytes
@@ -62,7 +53,7 @@ class Hello(Signed):
     phase: RunPhase  # training, or averaging after the last step
     credential: Credential | None  # set in invite runs
     records: tuple[bytes, ...]  # at most 3 member records as their peers signed them, including the sender's own
-    signature: bytes = b""  # the sender's, over every other field but `own_steps`
+    signature: bytes = b""  # the sender's, over every other field
     stage: int = 0  # in a staged run: the stage whose fragment this is, plus one
     own_steps: int = 0  # inner steps that the sender has made in this run
 
@@ -175,7 +166,7 @@ class Outcome(Bounded):
     """The initiator's answer to Resolve."""
 
     meeting_id: bytes  # 16 bytes
-    decision: Decision  # UNKNOWN: the initiator has no trace of the meeting, so it did not count
+    is_committed: bool  # the meeting counts; an initiator that has no trace of it has dropped it
     failed_blocks: bytes = b""  # as in Commit, if committed
 
 

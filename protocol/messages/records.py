@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from gossamer.protocol import limits
 from gossamer.protocol.addresses import NEAR, is_loopback, read_address, route
 from gossamer.protocol.errors import BadMessage
-from gossamer.protocol.identity import Identity, PeerId, Signed
+from gossamer.protocol.identity import PeerId, Signed
 from gossamer.protocol.limits import Bounded
 from gossamer.protocol.messages.figures import MemberFigures
 from gossamer.protocol.messages.frames import need_signed, read_unframed, write_unframed
@@ -24,7 +24,6 @@ class MemberRecord(Signed):
     """A peer's announcement in one run; at most 1 KiB when encoded."""
 
     CONTEXT = b"gossamer/member-record/1"
-    UNSIGNED = (*Signed.UNSIGNED, "figures")  # they have a signature of their own, because an older peer drops them
 
     run_id: bytes  # 32 bytes
     peer_id: PeerId  # the announced peer, which signs
@@ -37,8 +36,8 @@ class MemberRecord(Signed):
     paused: bool = False  # the peer is reachable, but neither meets nor serves state
     tokens: int = 0  # trained by the peer since it joined
     release: int = 0  # the peer's software release as one number (peer/swarm/presence.py); 0 if unknown
-    signature: bytes = b""  # the peer's, over every other field but the figures
-    figures: MemberFigures | None = None  # of its own part, signed by themselves as an older peer drops them; none before it trains
+    signature: bytes = b""  # the peer's, over every other field
+    figures: MemberFigures | None = None  # of its own part; none before it trains
     stage: int = 0  # in a staged run: the stage that the peer holds, plus one; 0: none yet
 
     def __post_init__(self) -> None:
@@ -74,16 +73,6 @@ class MemberRecord(Signed):
         if self.expires_s > now_s + limits.RECORD_LIFETIME_S + limits.CLOCK_SKEW_S:
             raise BadMessage(f"a record that is valid for too long: {self.expires_s - now_s:.0f} s")
         self.verify(self.peer_id)
-        if self.figures is not None:
-            self.figures.verify(self.peer_id, *self._of_figures())
-
-    def with_figures(self, figures: MemberFigures, identity: Identity) -> MemberRecord:
-        """Return a copy with figures of its own peer, whose `identity` signs them for this record alone."""
-        return replace(self, figures=figures.signed(identity, *self._of_figures()))
-
-    def _of_figures(self) -> tuple[bytes, bytes]:
-        """Return what the signature of the figures covers beside them."""
-        return self.run_id, self.sequence.to_bytes(8, "little")
 
     @property
     def generation(self) -> int:

@@ -40,12 +40,6 @@ class Part(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     PART_ACTIVATIONS: _ClassVar[Part]
     PART_GRADIENT: _ClassVar[Part]
 
-class Decision(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
-    __slots__ = ()
-    DECISION_UNKNOWN: _ClassVar[Decision]
-    DECISION_COMMITTED: _ClassVar[Decision]
-    DECISION_DROPPED: _ClassVar[Decision]
-
 class ContentsKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     CONTENTS_UNSPECIFIED: _ClassVar[ContentsKind]
@@ -94,9 +88,6 @@ PART_CONTENTS: Part
 PART_TOKENS: Part
 PART_ACTIVATIONS: Part
 PART_GRADIENT: Part
-DECISION_UNKNOWN: Decision
-DECISION_COMMITTED: Decision
-DECISION_DROPPED: Decision
 CONTENTS_UNSPECIFIED: ContentsKind
 CONTENTS_MANIFEST: ContentsKind
 CONTENTS_STATE: ContentsKind
@@ -280,14 +271,14 @@ class Resolve(_message.Message):
     def __init__(self, run_id: _Optional[bytes] = ..., meeting_id: _Optional[bytes] = ...) -> None: ...
 
 class Outcome(_message.Message):
-    __slots__ = ("meeting_id", "decision", "failed_blocks")
+    __slots__ = ("meeting_id", "is_committed", "failed_blocks")
     MEETING_ID_FIELD_NUMBER: _ClassVar[int]
-    DECISION_FIELD_NUMBER: _ClassVar[int]
+    IS_COMMITTED_FIELD_NUMBER: _ClassVar[int]
     FAILED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     meeting_id: bytes
-    decision: Decision
+    is_committed: bool
     failed_blocks: bytes
-    def __init__(self, meeting_id: _Optional[bytes] = ..., decision: _Optional[_Union[Decision, str]] = ..., failed_blocks: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, meeting_id: _Optional[bytes] = ..., is_committed: _Optional[bool] = ..., failed_blocks: _Optional[bytes] = ...) -> None: ...
 
 class FetchRequest(_message.Message):
     __slots__ = ("protocol_version", "run_id", "sender", "receiver", "nonce", "kind", "offset", "num_bytes", "fragment", "credential", "records", "signature", "stage")
@@ -336,18 +327,16 @@ class Contents(_message.Message):
     def __init__(self, kind: _Optional[_Union[ContentsKind, str]] = ..., total_bytes: _Optional[int] = ..., sha256: _Optional[bytes] = ..., global_step: _Optional[int] = ..., name: _Optional[bytes] = ..., signature: _Optional[bytes] = ...) -> None: ...
 
 class MemberFigures(_message.Message):
-    __slots__ = ("own_steps", "loss_milli", "joined_s", "carried_mb", "signature")
+    __slots__ = ("own_steps", "loss_milli", "joined_s", "carried_mb")
     OWN_STEPS_FIELD_NUMBER: _ClassVar[int]
     LOSS_MILLI_FIELD_NUMBER: _ClassVar[int]
     JOINED_S_FIELD_NUMBER: _ClassVar[int]
     CARRIED_MB_FIELD_NUMBER: _ClassVar[int]
-    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
     own_steps: int
     loss_milli: int
     joined_s: int
     carried_mb: int
-    signature: bytes
-    def __init__(self, own_steps: _Optional[int] = ..., loss_milli: _Optional[int] = ..., joined_s: _Optional[int] = ..., carried_mb: _Optional[int] = ..., signature: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, own_steps: _Optional[int] = ..., loss_milli: _Optional[int] = ..., joined_s: _Optional[int] = ..., carried_mb: _Optional[int] = ...) -> None: ...
 
 class MemberRecord(_message.Message):
     __slots__ = ("run_id", "peer_id", "addresses", "global_step", "finished", "sequence", "expires_s", "credential", "paused", "tokens", "release", "signature", "figures", "stage")

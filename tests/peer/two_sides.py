@@ -55,7 +55,7 @@ from gossamer.peer.swarm.membership import Membership, OwnCredential
 from gossamer.peer.swarm.partner_records import Trust
 from gossamer.protocol.errors import RefusalCode
 from gossamer.protocol.identity import Identity
-from gossamer.protocol.messages.messages import Chunk, Decision, Hello, Message, Outcome, Part, RunPhase
+from gossamer.protocol.messages.messages import Chunk, Hello, Message, Outcome, Part, RunPhase
 from gossamer.protocol.messages.terms import FragmentTerms, RunTerms
 
 SEEDS = (b"\x01" * 32, b"\x02" * 32)
@@ -192,8 +192,8 @@ class Seat:
             self.feed(Stopped("the partner lost the stream", RefusalCode.TOO_SLOW))
         failed_blocks = self.journal.get(meeting_id)
         if failed_blocks is None:
-            return Outcome(meeting_id, Decision.DROPPED)
-        return Outcome(meeting_id, Decision.COMMITTED, failed_blocks)
+            return Outcome(meeting_id, False)
+        return Outcome(meeting_id, True, failed_blocks)
 
     @property
     def over(self) -> MeetingOutcome:

@@ -13,7 +13,7 @@ import pytest
 
 from gossamer.protocol.errors import PeerGone, RefusalCode, Unreachable
 from gossamer.protocol.identity import Identity
-from gossamer.protocol.messages.messages import Chunk, Commit, Decision, Hello, Outcome, Part, Refusal, Resolve
+from gossamer.protocol.messages.messages import Chunk, Commit, Hello, Outcome, Part, Refusal, Resolve
 from gossamer.protocol.streams.transport import Purpose, Stream
 from gossamer.protocol.tasks import cancel, loop_s
 from tests.protocol.peers import Raw, send_raw
@@ -155,7 +155,7 @@ def test_the_first_message_of_a_bad_caller(tmp_path: Path, is_bad: bool) -> None
             return
         answer = await stream.receive()
         if isinstance(message, Resolve) and message.run_id != b"r" * 32:
-            assert answer == Outcome(message.meeting_id, Decision.DROPPED)
+            assert answer == Outcome(message.meeting_id, False)
         else:
             assert isinstance(answer, Refusal)
 

@@ -11,13 +11,13 @@ from gossamer.peer.meeting.driver import PAUSE_S, TRY_S, Caller
 from gossamer.peer.swarm.address_book import AddressBook
 from gossamer.protocol.memory.network import MemoryNetwork
 from gossamer.protocol.memory.virtual_time import run
-from gossamer.protocol.messages.messages import Committed, Decision, Message, Outcome, Resolve
+from gossamer.protocol.messages.messages import Committed, Message, Outcome, Resolve
 from gossamer.protocol.streams.transport import Purpose, Stream
 from tests.protocol.peers import nobody, seeded
 from tests.protocol.samples import MEETING_ID, RUN_ID
 
 A, B = seeded(1).peer_id, seeded(2).peer_id
-ANSWER = Outcome(MEETING_ID, Decision.COMMITTED, b"\x05")
+ANSWER = Outcome(MEETING_ID, True, b"\x05")
 
 
 class Partner:
@@ -65,13 +65,12 @@ def test_resolve_names_run_and_meeting_and_the_first_answer_is_taken() -> None:
     assert partner.questions == [Resolve(RUN_ID, MEETING_ID)]
 
 
-@pytest.mark.parametrize("decision", [Decision.DROPPED, Decision.UNKNOWN])
-def test_dropped_and_unknown_are_answers_too(decision: Decision) -> None:
-    outcome, _ = asked(Partner(Outcome(MEETING_ID, decision)))
-    assert outcome.decision is decision
+def test_dropped_is_an_answer_too() -> None:
+    outcome, _ = asked(Partner(Outcome(MEETING_ID, False)))
+    assert not outcome.is_committed
 
 
-@pytest.mark.parametrize("wrong", [Committed(MEETING_ID), Outcome(b"x" * 16, Decision.COMMITTED)], ids=repr)
+@pytest.mark.parametrize("wrong", [Committed(MEETING_ID), Outcome(b"x" * 16, True)], ids=repr)
 def test_an_answer_about_another_meeting_is_ignored(wrong: Message) -> None:
     partner = Partner(wrong, wrong, ANSWER)
     outcome, took_s = asked(partner)

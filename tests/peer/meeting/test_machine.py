@@ -14,7 +14,7 @@ from gossamer.peer.meeting.interface import MeetingOutcome, MeetingState
 from gossamer.peer.meeting.machine import AGAIN_S, CONNECT_S, DOUBT_S, DOUBT_TIMEOUTS
 from gossamer.peer.swarm.partner_records import Trust
 from gossamer.protocol.errors import RefusalCode
-from gossamer.protocol.messages.messages import Chunk, Commit, Commitment, Decision, Outcome, Part, Refusal, RunPhase
+from gossamer.protocol.messages.messages import Chunk, Commit, Commitment, Outcome, Part, Refusal, RunPhase
 from tests.peer.two_sides import DEADLINE_S, PLAIN, SKETCHED, TERMS, Seat, Table, Trainer, alone
 
 
@@ -197,17 +197,16 @@ def doubtful() -> Seat:
 
 def test_responder_that_loses_the_stream_asks_and_applies() -> None:
     seat = doubtful()
-    seat.feed(Resolved(Outcome(seat.meeting.pairing.meeting_id, Decision.COMMITTED, b"\x01\x00\x00")))
+    seat.feed(Resolved(Outcome(seat.meeting.pairing.meeting_id, True, b"\x01\x00\x00")))
     while seat.waiting:
         seat.feed(seat.waiting.popleft())
     assert seat.over is MeetingOutcome.COMPLETED and len(seat.trainer.applied) == 1
     assert seat.journal == {seat.meeting.pairing.meeting_id: b"\x01\x00\x00"}
 
 
-@pytest.mark.parametrize("decision", [Decision.DROPPED, Decision.UNKNOWN])
-def test_responder_that_loses_the_stream_asks_and_drops(decision: Decision) -> None:
+def test_responder_that_loses_the_stream_asks_and_drops() -> None:
     seat = doubtful()
-    seat.feed(Resolved(Outcome(seat.meeting.pairing.meeting_id, decision)))
+    seat.feed(Resolved(Outcome(seat.meeting.pairing.meeting_id, False)))
     assert seat.over is MeetingOutcome.FAILED and seat.num_drops == 1 and not seat.trainer.applied
 
 
@@ -224,7 +223,7 @@ def test_deadline_of_a_responder_that_waits_for_the_decision_leads_to_doubt_and_
     while seat.waiting:
         seat.feed(seat.waiting.popleft())
     assert seat.over is MeetingOutcome.COMPLETED
-    assert seat.feed(Resolved(Outcome(seat.meeting.pairing.meeting_id, Decision.COMMITTED))) == []
+    assert seat.feed(Resolved(Outcome(seat.meeting.pairing.meeting_id, True))) == []
 
 
 def test_refusal_ends_the_doubt() -> None:
@@ -236,7 +235,7 @@ def test_refusal_ends_the_doubt() -> None:
 
 def test_the_outcome_of_another_meeting_is_misbehaviour() -> None:
     seat = doubtful()
-    seat.feed(Resolved(Outcome(b"m" * 16, Decision.COMMITTED)))
+    seat.feed(Resolved(Outcome(b"m" * 16, True)))
     assert seat.over is MeetingOutcome.MISBEHAVED
 
 

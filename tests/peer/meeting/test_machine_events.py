@@ -43,7 +43,6 @@ from gossamer.protocol.messages.messages import (
     Commit,
     Commitment,
     Committed,
-    Decision,
     Message,
     Outcome,
     Part,
@@ -88,7 +87,7 @@ MESSAGES: dict[str, Callable[[Seat], Message]] = {
     "Verdict": lambda seat: Verdict(seat.meeting.pairing.meeting_id or bytes(16)),
     "Commit": lambda seat: Commit(seat.meeting.pairing.meeting_id or bytes(16)),
     "Committed": lambda seat: Committed(seat.meeting.pairing.meeting_id or bytes(16)),
-    "Resolve": lambda seat: Outcome(bytes(16), Decision.UNKNOWN),
+    "Resolve": lambda seat: Outcome(bytes(16), False),
 }
 FITS = {  # the partner may be one state ahead
     "Hello": {(True, MeetingState.GREETING)},
@@ -153,7 +152,7 @@ EVENTS: dict[type, Callable[[Seat], Event]] = {
     Connected: lambda seat: Connected(),
     PartnerGone: lambda seat: PartnerGone(),
     PartnerMalformed: lambda seat: PartnerMalformed(BadMessage("garbage")),
-    Resolved: lambda seat: Resolved(Outcome(seat.meeting.pairing.meeting_id or bytes(16), Decision.DROPPED)),
+    Resolved: lambda seat: Resolved(Outcome(seat.meeting.pairing.meeting_id or bytes(16), False)),
     Journaled: lambda seat: Journaled(),
     NotJournaled: lambda seat: NotJournaled("no space left"),
     DeadlinePassed: lambda seat: DeadlinePassed(),

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from gossamer.peer.meeting.events import DeadlinePassed, PartnerGone, Resolved, Stopped, TrainerAnswered, TrainerGone
 from gossamer.peer.meeting.interface import MeetingOutcome, MeetingState
 from gossamer.protocol.errors import RefusalCode
-from gossamer.protocol.messages.messages import Decision
 from tests.peer.two_sides import PLAIN, SKETCHED, Seat, Table
 
 Draw = Callable[[int], int]
@@ -56,7 +55,7 @@ class Chance:
     def _resolve(self, seat: Seat) -> None:
         assert seat.other is not None
         outcome = seat.other.outcome(seat.meeting.pairing.meeting_id)
-        if outcome.decision is Decision.COMMITTED or seat.other.finish is not None:
+        if outcome.is_committed or seat.other.finish is not None:
             seat.feed(Resolved(outcome))
 
     # ---- failures ----

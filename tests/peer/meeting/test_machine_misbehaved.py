@@ -16,7 +16,6 @@ from gossamer.protocol.messages.messages import (
     Committed,
     Contents,
     ContentsKind,
-    Decision,
     Hello,
     Message,
     Outcome,
@@ -186,7 +185,7 @@ def test_committed_out_of_turn(initiates: bool) -> None:
 
 def test_messages_that_do_not_belong_to_a_meeting() -> None:
     contents = Contents(ContentsKind.STATE, 800, b"d" * 32, 1, signature=b"s" * 64)
-    for message in (Outcome(b"m" * 16, Decision.COMMITTED), contents):
+    for message in (Outcome(b"m" * 16, True), contents):
         broke(alone(MeetingState.AWAITING_DECISION), message)
 
 

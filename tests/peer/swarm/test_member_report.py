@@ -25,8 +25,8 @@ OPEN = replace(TERMS, access="open")
 
 
 def record(of: Identity, sequence: int = 1, lifetime_s: int = 300, *, paused: bool = False, finished: bool = False) -> MemberRecord:
-    plain = MemberRecord(OPEN.run_id, of.peer_id, (), 5, finished, sequence, NOW_S + lifetime_s, None, paused, tokens=70)
-    return plain.signed(of).with_figures(FIGURES, of)
+    expires_s = NOW_S + lifetime_s
+    return MemberRecord(OPEN.run_id, of.peer_id, (), 5, finished, sequence, expires_s, None, paused, 70, figures=FIGURES).signed(of)
 
 
 def reported(*batches: list[MemberRecord], banned: bool = False, late: list[MemberRecord] | None = None) -> list[MembersSeen]:
@@ -58,7 +58,7 @@ def test_own_and_others_records_are_reported_with_their_figures_and_once_each() 
 
 
 def test_a_peer_whose_trainer_starts_shows_no_figures_and_is_not_paused() -> None:
-    (seen,) = reported([replace(record(B, paused=True), figures=None)])
+    (seen,) = reported([replace(record(B, paused=True), figures=None).signed(B)])
     assert [member.state for member in seen.members] == ["starting"]
 
 
@@ -91,10 +91,10 @@ def test_a_farewell_is_reported_as_a_record_that_is_over() -> None:
     assert last.members[0].expires <= NOW_S + 1
 
 
-def test_records_of_older_releases_are_reported_without_figures_and_forged_ones_not_at_all() -> None:
-    old = replace(record(B), figures=None)
-    forged = replace(record(MALLORY), figures=FIGURES.signed(B, OPEN.run_id, bytes(8)))
-    (seen,) = reported([record(A), old, forged])
+def test_records_without_figures_are_reported_and_forged_ones_are_not() -> None:
+    bare = replace(record(B), figures=None).signed(B)
+    forged = replace(record(MALLORY), figures=replace(FIGURES, own_steps=10))
+    (seen,) = reported([record(A), bare, forged])
     assert [member.peer_id for member in seen.members] == [str(A.peer_id), str(B.peer_id)]
     assert (seen.members[1].own_steps, seen.members[1].loss, seen.members[1].tokens) == (None, None, 70)
 

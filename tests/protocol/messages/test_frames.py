@@ -19,7 +19,6 @@ from gossamer.protocol.messages.messages import (
     Committed,
     Contents,
     ContentsKind,
-    Decision,
     FetchRequest,
     Hello,
     Message,
@@ -84,7 +83,7 @@ ANY_MESSAGE = st.one_of(
     st.builds(Commit, MEETINGS, BITMAPS),
     st.builds(Committed, MEETINGS),
     st.builds(Resolve, exactly(32), MEETINGS),
-    st.builds(Outcome, MEETINGS, st.sampled_from(Decision), BITMAPS),
+    st.builds(Outcome, MEETINGS, st.booleans(), BITMAPS),
     st.builds(
         FetchRequest, VERSIONS, exactly(32), PEERS, PEERS, exactly(16), KINDS, SIZES, PARTS, FRAGMENTS, CREDENTIALS, RECORDS, SIGNATURES
     ),
@@ -158,7 +157,6 @@ def test_dataclasses_and_protobuf_have_the_same_fields() -> None:
     [
         (RunPhase, peer_pb2.Phase),
         (Part, peer_pb2.Part),
-        (Decision, peer_pb2.Decision),
         (ContentsKind, peer_pb2.ContentsKind),
     ],
 )
@@ -179,7 +177,6 @@ def wire_frame(**bodies: Any) -> bytes:
         (wire_frame(refusal=peer_pb2.Refusal()), "0 is not a valid RefusalCode"),
         (wire_frame(chunk=peer_pb2.Chunk(data=b"x")), "0 is not a valid Part"),
         (wire_frame(contents=peer_pb2.Contents(sha256=bytes(32), signature=bytes(64))), "0 is not a valid ContentsKind"),
-        (wire_frame(outcome=peer_pb2.Outcome(meeting_id=MEETING_ID, decision=3)), "3 is not a valid Decision"),  # type: ignore[arg-type]
         (wire_frame(committed=peer_pb2.Committed()), "meeting_id has 0 bytes"),
         (wire_frame(refusal=peer_pb2.Refusal(code=1, detail="x" * 201)), "detail is 201"),  # type: ignore[arg-type]
         (b"\x12\x04\x08\x01\x12\x01\xff", "not a Frame"),  # a Refusal whose detail is not UTF-8

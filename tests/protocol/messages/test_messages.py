@@ -110,6 +110,7 @@ HELLO_CHANGES: dict[str, Any] = {
     "credential": None,
     "records": (),
     "stage": 1,
+    "own_steps": 1,
 }
 REQUEST_CHANGES: dict[str, Any] = {
     "protocol_version": 2,

@@ -8,7 +8,7 @@ import pytest
 from gossamer.protocol import limits
 from gossamer.protocol.errors import BadMessage, BadSignature
 from gossamer.protocol.run.invite import Credential
-from tests.protocol.samples import ALICE, BEARER, BOB, CREDENTIAL, DIGEST, ISSUED, ISSUER, MALLORY, NOW_S, OTHER_RUN_ID, RUN_ID
+from tests.protocol.samples import ALICE, BEARER, BOB, CREDENTIAL, DIGEST, ISSUED, ISSUER, MALLORY, NOW_S, OTHER_RUN_ID, RECORD, RUN_ID
 
 NAMED = Credential(ISSUER.peer_id, ALICE.peer_id, None, NOW_S, DIGEST).signed(ISSUER, RUN_ID)
 
@@ -78,4 +78,4 @@ def test_no_credential_accepts_an_invalid_value(change: dict[str, Any]) -> None:
 
 def test_different_credentials_have_different_encodings() -> None:
     others = [NAMED, ISSUED, replace(CREDENTIAL, not_after_s=1), replace(CREDENTIAL, signature=bytes(64))]
-    assert len({credential.as_field() for credential in [CREDENTIAL, *others]}) == 5
+    assert len({replace(RECORD, credential=credential).signed(ALICE).signature for credential in [CREDENTIAL, *others]}) == 5
