@@ -41,7 +41,7 @@ from gossamer.peer.sync.result_votes import AWAY_S, ResultVotes, Vote
 from gossamer.peer.sync.sources import OwnMeetings, Sources
 from gossamer.peer.sync.state_source import StateSource
 from gossamer.peer.sync.transfer import Transfer
-from gossamer.protocol.errors import GossamerError, RefusalCode, Refused
+from gossamer.protocol.errors import GossamerError, Refused
 from gossamer.protocol.identity import PeerId
 from gossamer.protocol.limits import SLOWEST_BYTES_PER_S
 from gossamer.protocol.messages.messages import ContentsKind, RunPhase
@@ -487,12 +487,7 @@ class ResultAgreement:
         header, _ = await source.take()
         if self.lifecycle.finished and header.global_step >= self.lifecycle.global_step:
             self.sources.book.note_call(source.peer_id, loop_s(), header.global_step, finished=True)
-        try:
-            agreed = (await source.take())[0].name
-        except Refused as refusal:  # an older release does not know the question, and ends the stream
-            if refusal.code is not RefusalCode.OTHER:
-                raise
-            return Vote(header.name)
+        agreed = (await source.take())[0].name
         own, is_fetching = self.own.result, False
         if own is not None and not header.name:
             is_fetching = (await source.header(ContentsKind.RESULT_PIECES)).name == own.name

@@ -131,7 +131,7 @@ class Stream:
         return CHUNK_BYTES if self._bulk is None else ANSWER_BYTES
 
     async def open_bulk(self) -> None:
-        """Open a bulk stream, on the side that opened this one. A partner that has none, such as an older release, is asked for chunks."""
+        """Open a bulk stream, on the side that opened this one. A partner that accepts none is asked for chunks."""
         if self._dial is not None and self._bulk is None:
             with suppress(Unreachable):
                 self.attach(await self._dial())

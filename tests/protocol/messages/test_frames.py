@@ -33,7 +33,7 @@ from gossamer.protocol.messages.records import MemberRecord
 from gossamer.protocol.messages.replies import PeerList, Sighting
 from gossamer.protocol.run.invite import Credential
 from gossamer.protocol.wire import peer_pb2
-from tests.protocol.samples import CREDENTIAL, HELLO, ISSUED, MEETING_ID, MESSAGES
+from tests.protocol.samples import CREDENTIAL, HELLO, ISSUED, MESSAGES
 from tests.wire.golden import varint
 
 
