@@ -15,9 +15,9 @@ from gossamer.peer.swarm.address_book import AddressBook
 from gossamer.peer.swarm.swarm_time import SwarmTime
 from gossamer.protocol.errors import GossamerError
 from gossamer.protocol.identity import PeerId
-from gossamer.protocol.limits import MAX_LISTED, PASSED_RECORDS, RECORD_BYTES
+from gossamer.protocol.limits import ADDRESS_CHARS, MAX_LISTED, PASSED_RECORDS
 from gossamer.protocol.messages.records import MemberRecord
-from gossamer.protocol.messages.replies import PeerList
+from gossamer.protocol.messages.replies import LISTED_BYTES, SEEN_BYTES, PeerList
 from gossamer.protocol.messages.terms import RunTerms, check_record, sybil_group_key
 from gossamer.protocol.tasks import loop_s
 
@@ -74,10 +74,10 @@ class PeerExchange:
         own = [self.own] if self.own is not None and self.is_in_force(self.own) else []
         return tuple(record.to_bytes() for record in (own + self.rng.sample(others, min(most, len(others))))[:most])
 
-    def peer_list(self, asker: PeerId, most_bytes: int) -> bytes:
-        """Return the answer to a peer that asks for members, of at most `most_bytes`."""
-        members = self.records_for(asker, min(MAX_LISTED, most_bytes // (RECORD_BYTES + 3)))
-        return PeerList(members, int(1000 * self.time.local_s())).to_bytes()
+    def peer_list(self, asker: PeerId, observed: str, most_bytes: int) -> bytes:
+        """Return the answer to a peer that asks for members from this address: as many as fit into `most_bytes`."""
+        members = self.records_for(asker, min(MAX_LISTED, max(0, most_bytes - SEEN_BYTES) // LISTED_BYTES))
+        return PeerList(members, int(1000 * self.time.local_s()), observed if len(observed) <= ADDRESS_CHARS else "").to_bytes()
 
     def group_of(self, peer: PeerId) -> PeerId | None:
         """Return the key of a peer's Sybil group: in an open run its own id; None where its invite is unknown."""

@@ -29,7 +29,7 @@ from gossamer.protocol.errors import (
 from gossamer.protocol.identity import Identity, PeerId
 from gossamer.protocol.limits import CHUNK_BYTES, MANIFEST_BYTES, NONCE_BYTES, PROTOCOL
 from gossamer.protocol.messages.messages import Chunk, Contents, ContentsKind, FetchRequest, Message, Part, Refusal, chunks
-from gossamer.protocol.messages.replies import PEER_LIST_BYTES, SIGHTING_BYTES, PeerList, Sighting
+from gossamer.protocol.messages.replies import PEER_LIST_BYTES, SEEN_BYTES, PeerList
 from gossamer.protocol.run.manifest import SignedManifest
 from gossamer.protocol.streams.transport import Purpose, Stream, Transport
 from gossamer.protocol.tasks import loop_s
@@ -115,11 +115,11 @@ class Source:
         await self.ask(ContentsKind.SLOW, 0, 0, nonce=nonce, fragment=fragment)
         await send_chunks(self.stream, Part.SKETCH, sketch, 0)
 
-    async def observed_address(self) -> Sighting:
-        """Request the address from which the source sees us. Raises as `take`."""
-        await self.ask(ContentsKind.SIGHTING, 0, SIGHTING_BYTES)
+    async def observed_address(self) -> PeerList:
+        """Request the address from which the source sees us, and its time, without members. Raises as `take`."""
+        await self.ask(ContentsKind.PEER_LIST, 0, SEEN_BYTES)
         _, data = await self.take()
-        return Sighting.from_bytes(data)
+        return PeerList.from_bytes(data)
 
     async def manifest(self) -> SignedManifest:
         """Request the manifest of the run. Raises as `take`."""

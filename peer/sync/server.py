@@ -21,10 +21,9 @@ from gossamer.protocol.addresses import network_of, route
 from gossamer.protocol.budgets import Allowance, Budgets
 from gossamer.protocol.errors import BadMessage, RefusalCode, Refused
 from gossamer.protocol.identity import Identity, PeerId
-from gossamer.protocol.limits import ADDRESS_CHARS, CHUNK_BYTES
+from gossamer.protocol.limits import CHUNK_BYTES
 from gossamer.protocol.messages.frames import write_unframed
 from gossamer.protocol.messages.messages import Contents, ContentsKind, FetchRequest, Part
-from gossamer.protocol.messages.replies import Sighting
 from gossamer.protocol.messages.terms import RunTerms, check_fetch
 from gossamer.protocol.streams.transport import Stream
 from gossamer.protocol.tasks import cancel, loop_s
@@ -59,7 +58,7 @@ class FetchServer:
     admit: Callable[[PeerId, PeerId], bool] = lambda peer, bearer: True  # whether an invite's uses leave one for a peer
     curve: Callable[[], bytes] = lambda: b""  # what this member has seen of the run, encoded
     _requests: Budgets = field(default_factory=lambda: Budgets(loop_s, REQUESTS_TO_ALL, REQUESTS_TO_ONE))
-    _observed: ObservedAddresses = field(default_factory=lambda: ObservedAddresses())
+    _budgets: AnswerBudgets = field(default_factory=lambda: AnswerBudgets())
     _newcomers: BoundedQueue = field(default_factory=lambda: BoundedQueue())
 
     async def answer(self, stream: Stream) -> None:
@@ -106,23 +105,21 @@ class FetchServer:
             case ContentsKind.CREDENTIAL:
                 data = self._renew_credential(request)
             case ContentsKind.RUN_CURVE:
-                self._observed.allow_curve(stream.partner)
+                self._budgets.allow_curve(stream.partner)
                 data = self.curve()
-            case ContentsKind.SIGHTING:
-                data = self._observed.observed_address(stream.observed, self.peer_exchange.time.local_s())
             case _:
                 data = await self._receive_echo(stream, request)
         await self._send(stream, request, ServedPart.part_of(data, request, 0, name))
 
     def _peer_list(self, stream: Stream, request: FetchRequest) -> bytes:
-        """Name members; past the budget return only the time, for other requests on the stream may still be served."""
-        if not self._observed.may_list_peers(stream.partner, stream.observed):
-            return self.peer_exchange.peer_list(stream.partner, 0)
+        """Name members; past the budget none, for other requests on the stream may still be served."""
+        if not self._budgets.may_list_peers(stream.partner, stream.observed):
+            return self.peer_exchange.peer_list(stream.partner, stream.observed, 0)
         self.peer_exchange.take_all(request.records)
-        return self.peer_exchange.peer_list(stream.partner, request.num_bytes)
+        return self.peer_exchange.peer_list(stream.partner, stream.observed, request.num_bytes)
 
     async def _receive_echo(self, stream: Stream, request: FetchRequest) -> bytes:
-        self._observed.allow_echo(stream.partner, request.num_bytes)
+        self._budgets.allow_echo(stream.partner, request.num_bytes)
         parts: list[bytes] = []
         await take_chunks(stream, Part.CONTENTS, request.num_bytes, parts.append)
         return b"".join(parts)
@@ -169,16 +166,12 @@ class BoundedQueue:
 
 
 @dataclass(frozen=True, slots=True)
-class ObservedAddresses:
-    """Budgets of small answers, and the answers to peers about themselves, none of which is larger than its request."""
+class AnswerBudgets:
+    """Budgets of small answers."""
 
     _echoes: Budgets = field(default_factory=lambda: Budgets(loop_s, ECHOES_TO_ALL, ECHOES_TO_ONE))
     _curves: Budgets = field(default_factory=lambda: Budgets(loop_s, CURVES_TO_ALL, CURVES_TO_ONE))
     _peer_lists: Budgets = field(default_factory=lambda: Budgets(loop_s, PEER_LISTS_TO_ALL, PEER_LISTS_TO_ONE, PEER_LISTS_TO_NETWORK))
-
-    def observed_address(self, observed: str, now_s: float) -> bytes:
-        """Return a peer's address as its connection shows it, and the Unix time here, encoded."""
-        return Sighting(observed if len(observed) <= ADDRESS_CHARS else "", int(1000 * now_s)).to_bytes()
 
     def allow_echo(self, partner: PeerId, num_bytes: int) -> None:
         """Count an echo against the budgets. Raises Refused when they are used up."""

@@ -177,15 +177,14 @@ class ContentsKind(IntEnum):
     STATE = 2  # slow weights of every fragment in order, bf16; then the momentum, bf16, if the run has momentum
     SLOW = 3  # the slow weights of a fragment, coded against the requester's sketch: sketch and payload, as in a meeting
     RESULT = 4  # the final state on which all peers agree, byte for byte
-    SIGHTING = 5  # the requester's observed address
-    ECHO = 6  # the bytes of the chunk that follows the request
+    ECHO = 5  # the bytes of the chunk that follows the request
+    RUN_CURVE = 6  # what the source itself has seen of the run
     RESULT_HASHES = 7  # the concatenated SHA-256 digests of the result's pieces
     RESULT_PIECES = 8  # bitmap of the result's pieces that the source has, lowest bit first; empty if it has none
-    PEER_LIST = 9  # peer exchange: records of members
+    PEER_LIST = 9  # peer exchange: records of members; the requester's observed address
     REVOCATIONS = 10  # the revocations that the source knows
     CREDENTIAL = 11  # the requester's own credential with a later expiry date, from its issuer
     RESULT_AGREED = 12  # no bytes; the header names the result that the source has seen agreed, and of which it has all pieces
-    RUN_CURVE = 13  # what the source itself has seen of the run
 
 
 @dataclass(frozen=True, slots=True)

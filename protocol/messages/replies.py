@@ -10,10 +10,9 @@ from gossamer.protocol import limits
 from gossamer.protocol.errors import BadMessage
 from gossamer.protocol.messages.frames import read_unframed, write_unframed
 
-SIGHTING_BYTES = 256  # upper bound
-PEER_LIST_BYTES = limits.MAX_LISTED * (limits.RECORD_BYTES + 3) + 16  # upper bound: each record with its tag and length, and the time
-
-
+SEEN_BYTES = 256  # upper bound of a PeerList without members
+LISTED_BYTES = limits.RECORD_BYTES + 3  # of each member in it: the largest record with its tag and length
+PEER_LIST_BYTES = limits.MAX_LISTED * LISTED_BYTES + SEEN_BYTES  # upper bound
 CURVE_BYTES = 8 * limits.KIB  # upper bound: seven numbers a point, of nine bytes at most, and the tags
 
 
@@ -32,23 +31,17 @@ class _Reply(limits.Bounded):
 
 
 @dataclass(frozen=True, slots=True)
-class Sighting(_Reply):
-    """The requester's address as the replying peer observes it, and that peer's clock."""
-
-    MOST_BYTES = SIGHTING_BYTES
-
-    observed: str  # multiaddr of the requester's end of the connection, including its port; empty if unknown
-    unix_ms: int  # the sender's clock: Unix milliseconds
-
-
-@dataclass(frozen=True, slots=True)
 class PeerList(_Reply):
-    """Members that the sender knows, so that the requester no longer depends on one bootstrap node; and the sender's clock."""
+    """Members that the sender knows, so that the requester no longer depends on one bootstrap node; and what it sees of the requester.
+
+    A request for SEEN_BYTES gets no members: it costs its sender less than the requester.
+    """
 
     MOST_BYTES = PEER_LIST_BYTES
 
     members: tuple[bytes, ...]  # at most 16 member records as their peers signed them, including the sender's own
     unix_ms: int  # the sender's clock: Unix milliseconds
+    observed: str = ""  # multiaddr of the requester's end of the connection, including its port; empty if unknown
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,13 +49,12 @@ class ContentsKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     CONTENTS_RESULT: _ClassVar[ContentsKind]
     CONTENTS_RESULT_HASHES: _ClassVar[ContentsKind]
     CONTENTS_RESULT_PIECES: _ClassVar[ContentsKind]
-    CONTENTS_SIGHTING: _ClassVar[ContentsKind]
     CONTENTS_ECHO: _ClassVar[ContentsKind]
+    CONTENTS_RUN_CURVE: _ClassVar[ContentsKind]
     CONTENTS_PEER_LIST: _ClassVar[ContentsKind]
     CONTENTS_REVOCATIONS: _ClassVar[ContentsKind]
     CONTENTS_CREDENTIAL: _ClassVar[ContentsKind]
     CONTENTS_RESULT_AGREED: _ClassVar[ContentsKind]
-    CONTENTS_RUN_CURVE: _ClassVar[ContentsKind]
 
 class Notice(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -95,13 +94,12 @@ CONTENTS_SLOW: ContentsKind
 CONTENTS_RESULT: ContentsKind
 CONTENTS_RESULT_HASHES: ContentsKind
 CONTENTS_RESULT_PIECES: ContentsKind
-CONTENTS_SIGHTING: ContentsKind
 CONTENTS_ECHO: ContentsKind
+CONTENTS_RUN_CURVE: ContentsKind
 CONTENTS_PEER_LIST: ContentsKind
 CONTENTS_REVOCATIONS: ContentsKind
 CONTENTS_CREDENTIAL: ContentsKind
 CONTENTS_RESULT_AGREED: ContentsKind
-CONTENTS_RUN_CURVE: ContentsKind
 NOTICE_UNSPECIFIED: Notice
 NOTICE_DECLINED: Notice
 NOTICE_DELAYED: Notice
@@ -450,21 +448,15 @@ class Invite(_message.Message):
     signature: bytes
     def __init__(self, run_id: _Optional[bytes] = ..., issuer: _Optional[bytes] = ..., subject: _Optional[bytes] = ..., bearer_seed: _Optional[bytes] = ..., not_after_s: _Optional[int] = ..., bootstraps: _Optional[_Iterable[str]] = ..., signature: _Optional[bytes] = ...) -> None: ...
 
-class Sighting(_message.Message):
-    __slots__ = ("observed", "unix_ms")
-    OBSERVED_FIELD_NUMBER: _ClassVar[int]
-    UNIX_MS_FIELD_NUMBER: _ClassVar[int]
-    observed: str
-    unix_ms: int
-    def __init__(self, observed: _Optional[str] = ..., unix_ms: _Optional[int] = ...) -> None: ...
-
 class PeerList(_message.Message):
-    __slots__ = ("members", "unix_ms")
+    __slots__ = ("members", "unix_ms", "observed")
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
     UNIX_MS_FIELD_NUMBER: _ClassVar[int]
+    OBSERVED_FIELD_NUMBER: _ClassVar[int]
     members: _containers.RepeatedScalarFieldContainer[bytes]
     unix_ms: int
-    def __init__(self, members: _Optional[_Iterable[bytes]] = ..., unix_ms: _Optional[int] = ...) -> None: ...
+    observed: str
+    def __init__(self, members: _Optional[_Iterable[bytes]] = ..., unix_ms: _Optional[int] = ..., observed: _Optional[str] = ...) -> None: ...
 
 class RunCurve(_message.Message):
     __slots__ = ("times_s", "steps", "losses_milli", "lows_milli", "highs_milli", "lives", "trained")

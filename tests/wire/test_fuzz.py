@@ -12,7 +12,7 @@ import pytest
 from gossamer.protocol.errors import BadInvite, BadManifest, PeerMisbehaved, Refused, WrongVersion
 from gossamer.protocol.messages.frames import from_frame, write_unframed
 from gossamer.protocol.messages.records import MemberRecord
-from gossamer.protocol.messages.replies import PeerList, Sighting
+from gossamer.protocol.messages.replies import PeerList
 from gossamer.protocol.messages.revocations import Revocation, Revocations, need_credential, read_revocations
 from gossamer.protocol.run.invite import Invite
 from gossamer.protocol.run.manifest import Manifest, SignedManifest
@@ -36,7 +36,6 @@ DECODERS: dict[str, tuple[Callable[[bytes], object], tuple[type[Exception], ...]
     "revocations": (read_revocations, OF_PARTNERS),
     "credential": (need_credential, OF_PARTNERS),
     "peer list": (PeerList.from_bytes, OF_PARTNERS),
-    "observed_address": (Sighting.from_bytes, OF_PARTNERS),
 }
 
 
@@ -82,7 +81,6 @@ def valid(name: str) -> list[bytes]:
         "revocations": [revocations.to_bytes()],
         "credential": [write_unframed(CREDENTIAL)],
         "peer list": [PeerList(((FOLDER / "record.bin").read_bytes(),) * 3, 5).to_bytes()],
-        "observed_address": [Sighting("/ip4/203.0.113.5/tcp/4001", 5).to_bytes()],
     }[name]
 
 

@@ -228,12 +228,12 @@ def test_an_introduction_keeps_to_the_requested_size() -> None:
         peer_exchange = open_exchange()
         for identity in PEERS:
             peer_exchange.take(record_of(identity))
-        whole = PeerList.from_bytes(peer_exchange.peer_list(ALICE.peer_id, PEER_LIST_BYTES))
+        whole = PeerList.from_bytes(peer_exchange.peer_list(ALICE.peer_id, "", PEER_LIST_BYTES))
         assert len(whole.members) == MAX_LISTED and whole.unix_ms == 1000 * NOW_S
-        assert 0 < len(peer_exchange.peer_list(ALICE.peer_id, 3000)) <= 3000
+        assert 0 < len(peer_exchange.peer_list(ALICE.peer_id, "", 3000)) <= 3000
         peer_exchange.own = record_of(BOB)
-        assert PeerList.from_bytes(peer_exchange.peer_list(ALICE.peer_id, 0)).members == ()
-        assert PeerList.from_bytes(peer_exchange.peer_list(ALICE.peer_id, 1100)).members == (peer_exchange.own.to_bytes(),)
+        assert PeerList.from_bytes(peer_exchange.peer_list(ALICE.peer_id, "", 0)).members == ()
+        assert PeerList.from_bytes(peer_exchange.peer_list(ALICE.peer_id, "", 1300)).members == (peer_exchange.own.to_bytes(),)
 
     run(main(), start_s=1000.0)
 

@@ -30,7 +30,7 @@ from gossamer.protocol.messages.messages import (
     Verdict,
 )
 from gossamer.protocol.messages.records import MemberRecord
-from gossamer.protocol.messages.replies import PeerList, Sighting
+from gossamer.protocol.messages.replies import PeerList
 from gossamer.protocol.run.invite import Credential
 from gossamer.protocol.wire import peer_pb2
 from tests.protocol.samples import CREDENTIAL, HELLO, ISSUED, MESSAGES
@@ -147,7 +147,7 @@ def test_every_truncation_is_rejected(name: str) -> None:
 
 def test_dataclasses_and_protobuf_have_the_same_fields() -> None:
     assert set(BODIES) == {field.name for field in peer_pb2.Frame.DESCRIPTOR.fields}
-    for kind in (*BODIES.values(), Credential, PeerList, MemberRecord, Sighting):
+    for kind in (*BODIES.values(), Credential, PeerList, MemberRecord):
         wire = getattr(peer_pb2, kind.__name__).DESCRIPTOR
         assert [field.name for field in fields(kind)] == [field.name for field in wire.fields]
 

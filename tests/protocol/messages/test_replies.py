@@ -1,23 +1,24 @@
-"""The encoding of the replies of peer exchange and of the observed-address service, which are untrusted input."""
+"""The encoding of the replies of peer exchange and of the run's curve, which are untrusted input."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import pytest
 
 from gossamer.protocol.errors import BadMessage
 from gossamer.protocol.limits import ADDRESS_CHARS, CURVE_FIELDS, CURVE_POINTS, MAX_LISTED, RECORD_BYTES
-from gossamer.protocol.messages.replies import CURVE_BYTES, PEER_LIST_BYTES, SIGHTING_BYTES, PeerList, RunCurve, Sighting
+from gossamer.protocol.messages.replies import CURVE_BYTES, PEER_LIST_BYTES, SEEN_BYTES, PeerList, RunCurve
 from gossamer.protocol.wire import peer_pb2
 from tests.protocol.samples import RECORD
 
-NAMED = PeerList((RECORD.to_bytes(),), 1_800_000_000_000)
-SEEN = Sighting("/ip4/203.0.113.7/tcp/4001", 1_800_000_000_000)
+NAMED = PeerList((RECORD.to_bytes(),), 1_800_000_000_000, "/ip4/203.0.113.7/tcp/4001")
 
 
 def test_an_introduction_survives_a_round_trip() -> None:
     assert PeerList.from_bytes(NAMED.to_bytes()) == NAMED
-    largest = PeerList((b"r" * RECORD_BYTES,) * MAX_LISTED, NAMED.unix_ms)
-    assert len(largest.to_bytes()) <= PEER_LIST_BYTES
+    largest = PeerList((b"r" * RECORD_BYTES,) * MAX_LISTED, NAMED.unix_ms, "x" * ADDRESS_CHARS)
+    assert len(largest.to_bytes()) <= PEER_LIST_BYTES and len(replace(largest, members=()).to_bytes()) <= SEEN_BYTES
 
 
 @pytest.mark.parametrize(
@@ -28,33 +29,13 @@ def test_an_introduction_survives_a_round_trip() -> None:
         peer_pb2.PeerList(members=[b""] * (MAX_LISTED + 1)).SerializeToString(),
         peer_pb2.PeerList(members=[b"r" * (RECORD_BYTES + 1)]).SerializeToString(),
         peer_pb2.PeerList(unix_ms=1 << 60).SerializeToString(),
+        peer_pb2.PeerList(observed="x" * (ADDRESS_CHARS + 1)).SerializeToString(),
     ],
-    ids=["noise", "too large", "too many", "a large record", "a far time"],
+    ids=["noise", "too large", "too many", "a large record", "a far time", "a long address"],
 )
 def test_an_invalid_introduction_is_rejected(data: bytes) -> None:
     with pytest.raises(BadMessage):
         PeerList.from_bytes(data)
-
-
-def test_a_sighting_survives_a_round_trip() -> None:
-    assert Sighting.from_bytes(SEEN.to_bytes()) == SEEN
-    longest = Sighting("x" * ADDRESS_CHARS, SEEN.unix_ms)
-    assert len(longest.to_bytes()) <= SIGHTING_BYTES
-
-
-@pytest.mark.parametrize(
-    "data",
-    [
-        b"\xff",
-        bytes(SIGHTING_BYTES + 1),
-        peer_pb2.Sighting(observed="x" * (ADDRESS_CHARS + 1)).SerializeToString(),
-        peer_pb2.Sighting(unix_ms=1 << 60).SerializeToString(),
-    ],
-    ids=["noise", "too large", "a long address", "a far time"],
-)
-def test_an_invalid_sighting_is_rejected(data: bytes) -> None:
-    with pytest.raises(BadMessage):
-        Sighting.from_bytes(data)
 
 
 def curve(**changed: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
