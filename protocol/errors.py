@@ -48,24 +48,16 @@ class PeerGone(TransportError):
     """The stream to the partner ended before the exchange was complete."""
 
 
-class DeadlineExceeded(TransportError):
-    """The deadline of this step has passed."""
-
-
 class PeerMisbehaved(GossamerError):
     """The partner violated the protocol: drop it, record the reason, do not retry."""
 
 
 class BadMessage(PeerMisbehaved):
-    """The message is unreadable, out of order, or of a size that the manifest does not imply."""
+    """The message is unreadable, out of order, of a size that the manifest does not imply, or has other bytes than it promised."""
 
 
 class BadSignature(PeerMisbehaved):
     """The signature is by another key, or over other bytes."""
-
-
-class BadContents(PeerMisbehaved):
-    """The bytes do not have the promised hash, or decode to non-finite values."""
 
 
 class OperatorError(GossamerError):

@@ -13,7 +13,7 @@ from gossamer.peer.link.messages import Apply, Check, Checked, Encode, Open, Ope
 from gossamer.peer.meeting import commands, events
 from gossamer.peer.meeting.commands import Command
 from gossamer.peer.meeting.interface import TRAINERS_TURN, UNANNOUNCED, Greeting, MeetingOutcome, MeetingState, Pairing, Role, pairing
-from gossamer.protocol.errors import BadContents, BadMessage, RefusalCode
+from gossamer.protocol.errors import BadMessage, RefusalCode
 from gossamer.protocol.identity import PeerId
 from gossamer.protocol.limits import CHUNK_BYTES, REFUSAL_DETAIL_CHARS
 from gossamer.protocol.messages.messages import (
@@ -370,7 +370,7 @@ class PartnerSide:
             self._payload_bytes += len(chunk.data)
             self._payload.update(chunk.data)
             if self.has_payload and self._digest() != self.commitment.sha256:
-                raise BadContents("sketches and payload do not have the hash that was committed to")
+                raise BadMessage("sketches and payload do not have the hash that was committed to")
         else:
             raise BadMessage(f"a chunk of the {chunk.part.name.lower()} out of turn")
 

@@ -35,7 +35,7 @@ from gossamer.peer.sync import pieces as files
 from gossamer.peer.sync.decision import NoUse
 from gossamer.peer.sync.pieces import Pieces
 from gossamer.peer.sync.sources import Sources
-from gossamer.protocol.errors import BadContents, GossamerError, Refused
+from gossamer.protocol.errors import BadMessage, GossamerError, Refused
 from gossamer.protocol.identity import PeerId
 from gossamer.protocol.messages.messages import Contents, ContentsKind
 from gossamer.protocol.messages.terms import stage_name
@@ -335,6 +335,6 @@ class Ward:
 
 
 def _need_finite(holder: KnownPeer, data: bytes | memoryview) -> None:
-    """Raise BadContents unless all values of a piece, bf16, are finite."""
+    """Raise BadMessage unless all values of a piece, bf16, are finite."""
     if ((np.frombuffer(data, dtype="<u2") & NOT_FINITE) == NOT_FINITE).any():
-        raise BadContents(f"{holder.peer_id.short()} gives values that are not finite")
+        raise BadMessage(f"{holder.peer_id.short()} gives values that are not finite")

@@ -7,7 +7,7 @@ import random
 from dataclasses import dataclass
 
 from gossamer.peer.swarm.membership import Membership
-from gossamer.protocol.errors import BadMessage, DeadlineExceeded, Refused
+from gossamer.protocol.errors import BadMessage, Refused, TransportError
 from gossamer.protocol.limits import NONCE_BYTES, PROTOCOL
 from gossamer.protocol.messages.messages import Lane, Refusal, RunPhase
 from gossamer.protocol.messages.terms import check_global_step, check_lane, check_phase
@@ -59,7 +59,7 @@ class LaneSide:
             async with asyncio.timeout(GREETING_S):
                 return await stream.receive()
         except TimeoutError:
-            raise DeadlineExceeded(f"{stream.partner.short()} does not answer") from None
+            raise TransportError(f"{stream.partner.short()} does not answer") from None
 
     def _lane(self, stream: Stream, stage: int, rng: random.Random, partner_nonce: bytes) -> Lane:
         membership = self.membership

@@ -16,16 +16,7 @@ from dataclasses import dataclass, field
 from gossamer.peer.swarm.membership import OwnCredential
 from gossamer.peer.swarm.swarm_time import SwarmTime
 from gossamer.protocol.addresses import network_seen
-from gossamer.protocol.errors import (
-    BadContents,
-    BadMessage,
-    DeadlineExceeded,
-    GossamerError,
-    RefusalCode,
-    Refused,
-    RunRefusesUs,
-    WrongVersion,
-)
+from gossamer.protocol.errors import BadMessage, GossamerError, RefusalCode, Refused, RunRefusesUs, TransportError, WrongVersion
 from gossamer.protocol.identity import Identity, PeerId
 from gossamer.protocol.limits import CHUNK_BYTES, MANIFEST_BYTES, NONCE_BYTES, PROTOCOL
 from gossamer.protocol.messages.messages import Chunk, Contents, ContentsKind, FetchRequest, Message, Part, Refusal, chunks
@@ -150,7 +141,7 @@ class Source:
         await send(self.stream, Chunk(Part.CONTENTS, 0, data))
         _, back = await self.take(lambda header: arrived_s.append(loop.time()))
         if back != data:
-            raise BadContents("an echo of something else")
+            raise BadMessage("an echo of something else")
         return arrived_s[-1] - began_s, loop.time() - arrived_s[-1]
 
     async def take(self, check: Callable[[Contents], None] = lambda header: None, within_s: float = FRAME_S) -> tuple[Contents, bytes]:
@@ -228,7 +219,7 @@ async def send_chunks(stream: Stream, part: Part, data: memoryview, first: int) 
 
 
 async def send(stream: Stream, message: Message) -> None:
-    """Send a message. Raises PeerGone, and DeadlineExceeded when the peer takes nothing."""
+    """Send a message. Raises TransportError, also when the peer takes nothing."""
     async with _timeout(FRAME_S, f"{stream.partner.short()} takes nothing"):
         await stream.send(message)
 
@@ -248,7 +239,7 @@ async def take_chunks(stream: Stream, part: Part, num_bytes: int, keep: Callable
 
 def _need_hash(sha256: bytes, header: Contents) -> None:
     if sha256 != header.sha256:
-        raise BadContents("the bytes do not have the hash that was promised")
+        raise BadMessage("the bytes do not have the hash that was promised")
 
 
 def part_bytes(request: FetchRequest, total_bytes: int) -> int:
@@ -262,7 +253,7 @@ async def _timeout(seconds: float, late: str) -> AsyncIterator[None]:
         async with asyncio.timeout(seconds):
             yield
     except TimeoutError as error:
-        raise DeadlineExceeded(late) from error
+        raise TransportError(late) from error
 
 
 def _is_small(header: Contents) -> None:
@@ -271,7 +262,7 @@ def _is_small(header: Contents) -> None:
 
 
 async def receive(stream: Stream, within_s: float = FRAME_S) -> Message:
-    """Return the next message. Raises Refused for a Refusal, DeadlineExceeded when the peer falls silent, PeerGone, BadMessage."""
+    """Return the next message. Raises Refused for a Refusal, BadMessage, and TransportError, also when the peer falls silent."""
     async with _timeout(within_s, f"{stream.partner.short()} fell silent"):
         message = await stream.receive()
     if isinstance(message, Refusal):

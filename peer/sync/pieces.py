@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Self
 
 from gossamer.peer.sync.client import Source
-from gossamer.protocol.errors import BadContents, BadMessage, RefusalCode, Refused
+from gossamer.protocol.errors import BadMessage, RefusalCode, Refused
 from gossamer.protocol.identity import PeerId
 from gossamer.protocol.limits import CHUNK_BYTES
 from gossamer.protocol.messages.messages import Contents, ContentsKind
@@ -235,7 +235,7 @@ class RunResult:
     def verify(self, source: PeerId, run: range, data: bytes | memoryview) -> None:
         """Raise unless these bytes are these neighbouring pieces of this result."""
         if not self._is_run(run, memoryview(data)):
-            raise BadContents(f"{source.short()} gives a piece that is not in the result it names")
+            raise BadMessage(f"{source.short()} gives a piece that is not in the result it names")
 
     def _is_run(self, run: range, data: memoryview) -> bool:
         return _hashes(data) == self.hashes[HASH_BYTES * run.start : HASH_BYTES * run.stop]
@@ -249,7 +249,7 @@ def _hashes(data: memoryview) -> bytes:
 async def fetch_hashes(source: Source, name: bytes, num_bytes: int) -> bytes:
     """Fetch the hashes of a result of so many bytes. Raises as `Source.take`, Refused where the source has another result by now.
 
-    Raises BadContents for hashes that are not those of the result that the source names.
+    Raises BadMessage for hashes that are not those of the result that the source names.
     """
     total_bytes, hashes = HASH_BYTES * count(num_bytes), b""
     while len(hashes) < total_bytes:
@@ -261,7 +261,7 @@ async def fetch_hashes(source: Source, name: bytes, num_bytes: int) -> bytes:
             raise BadMessage(f"hashes of {header.total_bytes} bytes; those of this model's result have {total_bytes}")
         hashes += data
     if hashlib.sha256(hashes).digest() != name:
-        raise BadContents("hashes of another result than it names")
+        raise BadMessage("hashes of another result than it names")
     return hashes
 
 

@@ -26,7 +26,7 @@ from gossamer.peer.sync.decision import NoUse, Wanted
 from gossamer.peer.sync.pieces import Pieces
 from gossamer.peer.sync.sources import ASKED, CLOCK_S, OwnMeetings, Sources, compare, spread_over
 from gossamer.peer.sync.transfer import Transfer
-from gossamer.protocol.errors import BadContents, BadSettings, GossamerError, Refused, TransportError
+from gossamer.protocol.errors import BadMessage, BadSettings, GossamerError, Refused, TransportError
 from gossamer.protocol.identity import PeerId
 from gossamer.protocol.messages.messages import Contents, ContentsKind
 from gossamer.protocol.messages.terms import RunTerms
@@ -239,7 +239,7 @@ class StateTransfer:
             self._refused.add(source)
             if not adopted.is_sound:
                 self.sources.book.ban(source, loop_s(), adopted.reason)
-                return BadContents(adopted.reason)
+                return BadMessage(adopted.reason)
         if not all(source.peer_id in self._refused for source in self._sources_in_order()):
             return NoUse(adopted.reason)
         self._num_worse += 1

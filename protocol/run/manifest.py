@@ -20,7 +20,7 @@ from pydantic import PrivateAttr, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
 from gossamer.protocol import limits
-from gossamer.protocol.errors import BadContents, BadManifest, BadMessage, PeerMisbehaved, WrongVersion
+from gossamer.protocol.errors import BadManifest, BadMessage, PeerMisbehaved, WrongVersion
 from gossamer.protocol.identity import Identity, PeerId, signable
 from gossamer.protocol.run import sections, staged
 from gossamer.protocol.run.sections import Section
@@ -253,13 +253,13 @@ class SignedManifest:
     def from_bytes(cls, data: bytes, expect: bytes | None = None) -> Self:
         """Parse a signed manifest and verify its host's signature. `manifest()` validates the content.
 
-        With `expect`, the bytes come from another peer and must have this run id: raises BadContents or BadSignature, so the caller may try
+        With `expect`, the bytes come from another peer and must have this run id: raises BadMessage or BadSignature, so the caller may try
         another peer. Without it, the bytes come from this peer's own file: raises BadManifest.
         """
         try:
             signed = cls._parsed(data)
             if expect not in (None, signed.run_id):
-                raise BadContents("the manifest of another run")
+                raise BadMessage("the manifest of another run")
             signed.host.verify(signed.signature, _signed_bytes(signed.run_id, signed.host))
         except PeerMisbehaved as error:
             if expect is None:
@@ -272,13 +272,13 @@ class SignedManifest:
     @classmethod
     def _parsed(cls, data: bytes) -> Self:
         if len(data) > limits.MANIFEST_BYTES:
-            raise BadContents(f"a manifest of {len(data)} bytes; at most {limits.MANIFEST_BYTES} are read")
+            raise BadMessage(f"a manifest of {len(data)} bytes; at most {limits.MANIFEST_BYTES} are read")
         wire = peer_pb2.SignedManifest()
         try:
             wire.ParseFromString(data)
             return cls(wire.canonical, PeerId(wire.host), wire.signature)
         except (DecodeError, BadMessage):
-            raise BadContents("not a signed manifest") from None
+            raise BadMessage("not a signed manifest") from None
 
 
 def _tables(canonical: bytes) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from tests.cli.shell import Shell
 
 EXIT_CODES = {
     ExitCode.OUR_FAULT: {
-        "GossamerError", "PeerMisbehaved", "BadMessage", "BadSignature", "BadContents", "Refused",  # caught before they reach a person
+        "GossamerError", "PeerMisbehaved", "BadMessage", "BadSignature", "Refused",  # caught before they reach a person
         "NoUse", "NothingNew", "RankFell", "RankGone", "Overload",  # likewise
         "ChildFailed",  # until its child names another
         "Unhealthy",  # what programs that watch over others expect
@@ -26,7 +26,7 @@ EXIT_CODES = {
     ExitCode.BAD_INPUT: {
         "OperatorError", "BadInvite", "BadManifest", "BadSettings", "NobodyRuns", "HomeInUse", "Diverged", "MeasureFailed",
     },
-    ExitCode.SWARM_UNREACHABLE: {"TransportError", "Unreachable", "ConnectionEnded", "PeerGone", "DeadlineExceeded", "SwarmUnreachable"},
+    ExitCode.SWARM_UNREACHABLE: {"TransportError", "Unreachable", "ConnectionEnded", "PeerGone", "SwarmUnreachable"},
     ExitCode.REFUSED_BY_RUN: {"RunRefusesUs"},
     ExitCode.VERSION_MISMATCH: {"WrongVersion"},
 }  # fmt: skip

@@ -13,7 +13,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from gossamer.peer.meeting.actions import PartnerSide, union
-from gossamer.protocol.errors import BadContents, BadMessage, PeerMisbehaved
+from gossamer.protocol.errors import BadMessage, PeerMisbehaved
 from gossamer.protocol.messages.messages import Chunk, Commitment, Part, Verdict, exchange_digest
 from gossamer.protocol.messages.terms import FragmentTerms
 from tests.protocol.samples import ALICE, HELLO, MEETING_ID
@@ -107,7 +107,7 @@ def test_a_sketch_that_was_changed_in_transit_is_detected(changed: str) -> None:
     if changed == "ours":
         side.our_sketch = hashlib.sha256(b"what we sent, and another came").digest()
     commitment(side)
-    with pytest.raises(BadContents, match="sketches"):
+    with pytest.raises(BadMessage, match="sketches"):
         payload(side)
 
 

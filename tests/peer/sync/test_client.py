@@ -16,7 +16,7 @@ from gossamer.peer.swarm.membership import OwnCredential
 from gossamer.peer.sync import client, server, state_source
 from gossamer.peer.sync.client import FRAME_S, FetchClient
 from gossamer.peer.sync.state_source import COPY_S, IDLE_S, MOST_GIVEN, REST_S
-from gossamer.protocol.errors import BadContents, BadMessage, BadSignature, DeadlineExceeded, PeerGone, PeerMisbehaved, RefusalCode, Refused
+from gossamer.protocol.errors import BadMessage, BadSignature, PeerGone, PeerMisbehaved, RefusalCode, Refused, TransportError
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.limits import CHUNK_BYTES
 from gossamer.protocol.messages.messages import Chunk, Contents, ContentsKind, FetchRequest, Part
@@ -162,7 +162,7 @@ def test_a_copy_that_comes_when_nobody_waits_any_more_is_let_go(tmp_path: Path) 
             return await ask_trainer(request)
 
         source_peer.link.request = busy
-        with pytest.raises(DeadlineExceeded):
+        with pytest.raises(TransportError, match="takes nothing|fell silent"):
             await whole(asker(swarm), source_peer, 100, 100)
         await asyncio.sleep(IDLE_S)
         source_peer.link.request = ask_trainer
@@ -265,7 +265,7 @@ async def another_kind(stream: Stream, request: FetchRequest, header: Contents) 
 
 
 FORGERIES = [
-    (another_hash, BadContents),
+    (another_hash, BadMessage),
     (more_than_announced, BadMessage),
     (with_a_hole, BadMessage),
     (of_an_earlier_request, BadSignature),
@@ -309,7 +309,7 @@ def test_a_source_that_falls_silent_is_given_up(tmp_path: Path) -> None:
     async def story(swarm: Swarm) -> None:
         swarm.network.start_peer(MALLORY.peer_id, forger(silent))
         began_s = asyncio.get_running_loop().time()
-        with pytest.raises(DeadlineExceeded):
+        with pytest.raises(TransportError, match="takes nothing|fell silent"):
             await ask_mallory(swarm)
         assert asyncio.get_running_loop().time() - began_s < FRAME_S + 1.0
 
@@ -352,7 +352,7 @@ def test_bytes_of_another_hash_on_a_bulk_stream_are_refused(tmp_path: Path, monk
             await source.stream.open_bulk()
             await source.ask(ContentsKind.STATE, 0, 5000)
             monkeypatch.setattr(Stream, "send_bytes", spoil)
-            with pytest.raises(BadContents):
+            with pytest.raises(BadMessage):
                 await source.take_run(anything, FRAME_S)
 
     play(Swarm(tmp_path, manifest=QUIET), story)

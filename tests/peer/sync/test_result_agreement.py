@@ -21,7 +21,7 @@ from gossamer.peer.sync import result_agreement
 from gossamer.peer.sync.client import FetchClient
 from gossamer.peer.sync.pieces import Pieces, RunResult, fetch_hashes, to_bits
 from gossamer.peer.sync.state_source import OF_RESULT, TAKING_S
-from gossamer.protocol.errors import BadContents, GossamerError, RefusalCode, Refused
+from gossamer.protocol.errors import BadMessage, GossamerError, RefusalCode, Refused
 from gossamer.protocol.identity import Identity, PeerId
 from gossamer.protocol.memory.conversation import Link as Wire
 from gossamer.protocol.messages.messages import Chunk, Contents, ContentsKind, FetchRequest, Part, Refusal, RunPhase
@@ -330,7 +330,7 @@ def test_a_source_that_has_another_result_by_now_does_not_misbehave(has_changed:
         client = FetchClient(identity, swarm.terms.run_id, OwnCredential(), swarm.network.start_peer(identity.peer_id, nobody))
         async with contextlib.AsyncExitStack() as stack:
             source = await stack.enter_async_context(client.source(MALLORY.peer_id, ()))
-            with pytest.raises(Refused if has_changed else BadContents, match="another result"):
+            with pytest.raises(Refused if has_changed else BadMessage, match="another result"):
                 await fetch_hashes(source, one.name, swarm.terms.state_bytes)
 
     play(Swarm(tmp_path), story)
@@ -343,7 +343,7 @@ def test_a_piece_of_another_result_is_detected() -> None:
         part = bytes(data[PIECE * run.start : PIECE * run.stop])
         result.verify(MALLORY.peer_id, run, part)
         for other in (part[:-1] + b"x", part[:-1], b"x"):
-            with pytest.raises(BadContents):
+            with pytest.raises(BadMessage):
                 result.verify(MALLORY.peer_id, run, other)
     with pytest.raises(Refused, match="another result"):
         result.check(MALLORY.peer_id, Contents(ContentsKind.RESULT, len(data), bytes(32), 0, bytes(32)))

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from gossamer.protocol import limits
-from gossamer.protocol.errors import BadContents, BadMessage, BadSignature, PeerMisbehaved, RefusalCode, Refused
+from gossamer.protocol.errors import BadMessage, BadSignature, PeerMisbehaved, RefusalCode, Refused
 from gossamer.protocol.messages.messages import (
     Commitment,
     Contents,
@@ -197,7 +197,7 @@ def test_a_refusal_contains_no_control_characters() -> None:
 
 def test_each_error_maps_to_its_refusal() -> None:
     assert refusal_of(Refused(RefusalCode.BUSY, "in a meeting")) == Refusal(RefusalCode.BUSY, "in a meeting")
-    for broken in (PeerMisbehaved, BadMessage, BadSignature, BadContents):
+    for broken in (PeerMisbehaved, BadMessage, BadSignature):
         assert refusal_of(broken("why\n" + "x" * 300)) == Refusal(RefusalCode.BAD_MESSAGE, "why " + "x" * 196)
 
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gossamer.protocol import limits
-from gossamer.protocol.errors import BadContents, BadManifest, BadSignature, GossamerError, PeerMisbehaved, WrongVersion
+from gossamer.protocol.errors import BadManifest, BadMessage, BadSignature, GossamerError, PeerMisbehaved, WrongVersion
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.run.manifest import Manifest, SignedManifest
 from gossamer.protocol.wire import peer_pb2
@@ -251,12 +251,12 @@ def test_a_signed_manifest_survives_a_round_trip() -> None:
 def test_a_received_manifest_needs_the_expected_run_id_and_the_hosts_signature() -> None:
     signed = SignedManifest.sign(demo(), ISSUER)
     other = SignedManifest.sign(demo().with_host(ALICE.peer_id), ISSUER)
-    with pytest.raises(BadContents, match="another run"):
+    with pytest.raises(BadMessage, match="another run"):
         SignedManifest.from_bytes(other.to_bytes(), signed.run_id)
     for forged in (replace(signed, host=MALLORY.peer_id), replace(signed, signature=bytes(64)), replace(signed, signature=other.signature)):
         with pytest.raises(BadSignature):
             SignedManifest.from_bytes(forged.to_bytes(), signed.run_id)
-    with pytest.raises(BadContents, match="at most"):
+    with pytest.raises(BadMessage, match="at most"):
         SignedManifest.from_bytes(bytes(limits.MANIFEST_BYTES + 1), signed.run_id)
 
 
