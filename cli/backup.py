@@ -64,7 +64,7 @@ def restore(
     restored = backups.read(file, folder, _passphrase(passphrase_file, is_new=False))
     if restored.dropped:
         lines = ", ".join(f"{key} = {json.dumps(value)}" for key, value in restored.dropped.items())
-        print(f"not restored, since they run commands: {lines}; `peer config` sets them again", file=sys.stderr)
+        print(f"not restored, as they run commands or read files here: {lines}; `peer config` sets them again", file=sys.stderr)
     if as_json:
         print(json.dumps({"home": str(folder.path)} | asdict(restored)))
     else:

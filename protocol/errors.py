@@ -22,14 +22,19 @@ class ExitCode(IntEnum):
     INTERRUPTED = 130
 
 
+def printable(text: str) -> str:
+    """Return a text as one line for a terminal: others may have written a part of it, with control characters."""
+    return "".join(char if char.isprintable() else " " for char in text)
+
+
 class GossamerError(Exception):
-    """An error with a message for the operator and a hint on what to do next."""
+    """An error with a message for the operator and a hint on what to do next, both printable. Only our own words have several lines."""
 
     exit_code = ExitCode.OUR_FAULT
 
     def __init__(self, message: str, *, hint: str = "") -> None:
-        super().__init__(message)
-        self.hint = hint
+        super().__init__("\n".join(map(printable, message.split("\n"))))
+        self.hint = hint = printable(hint)
         if hint:
             self.add_note(f"hint: {hint}")  # for a program that uses the library and prints a traceback
 

@@ -43,6 +43,7 @@ FILES: Final = (
     "port",
 )  # fmt: skip
 FOLDERS: Final = ("tokenizer", "checkpoints")
+POWERS: Final = (*COMMANDS, "data")  # settings that run commands, or have files of this machine trained on, and so shared
 MOST_ABOUT_BYTES: Final = 1 << 16
 MOST_KEY_BYTES: Final = 1 << 16  # of the file with the key, which is read whole
 TOO_MUCH_WORK: Final = "Excessive work"  # in pyrage's message: the only sign of this error
@@ -166,13 +167,13 @@ class Restored:
 
     peer_id: str
     generation: int  # of the new home
-    dropped: dict[str, str]  # settings of the backup that the new home lacks, since they run commands
+    dropped: dict[str, str]  # settings of the backup that the new home lacks
 
 
 def read(file: Path, home: Home, passphrase: str) -> Restored:
     """Restore a backup into a home, which must not exist, or be an empty folder, such as a volume. The home gets the `next_generation`.
 
-    The settings that run commands stay out: a stranger may have written the backup.
+    The settings that run commands, and the one that names the text to train on, stay out: a stranger may have written the backup.
     Raises BadSettings; then there is no home.
     """
     import pyrage
@@ -192,7 +193,7 @@ def read(file: Path, home: Home, passphrase: str) -> Restored:
                 about = _decrypt(encrypted, key, restored)
             generation = next_generation(about.generation, time.time())
             restored.write_generation(generation)
-            dropped = _drop_commands(restored, about)
+            dropped = _drop_powers(restored, about)
             if is_there:
                 home.path.chmod(0o700)
                 for path in sorted(restored.path.iterdir(), key=restored.identity.__eq__):  # the key last: it makes the home a peer's
@@ -210,13 +211,13 @@ def read(file: Path, home: Home, passphrase: str) -> Restored:
         ) from error
 
 
-def _drop_commands(restored: Home, about: About) -> dict[str, str]:
-    """Remove the settings that run commands, and return them. Raises BadSettings for settings that this release cannot read."""
+def _drop_powers(restored: Home, about: About) -> dict[str, str]:
+    """Remove the settings that act on this machine, and return them. Raises BadSettings for settings that this release cannot read."""
     try:
         settings = saved_settings(restored)
     except BadSettings as error:
         raise BadSettings(f"the backup's settings cannot be read: {error}", hint=f"restore it with Gossamer {about.version}") from error
-    dropped: dict[str, str] = {key: str(settings.pop(key)) for key in COMMANDS if key in settings}
+    dropped: dict[str, str] = {key: str(settings.pop(key)) for key in POWERS if key in settings}
     if dropped:
         save_settings(restored, settings)
     return dropped

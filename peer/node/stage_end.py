@@ -12,6 +12,7 @@ from gossamer.peer.node.lasting import Lasting
 from gossamer.peer.pipeline.carrier import Carrier
 from gossamer.peer.swarm.address_book import AddressBook
 from gossamer.peer.swarm.known_peer import KnownPeer
+from gossamer.peer.swarm.sybil_groups import SybilGroups
 from gossamer.protocol.limits import RECORD_LIFETIME_S
 from gossamer.protocol.messages.terms import BATCHES_AWAY
 from gossamer.protocol.tasks import loop_s
@@ -31,6 +32,7 @@ class StageEnd:
 
     carrier: Carrier
     book: AddressBook
+    groups: SybilGroups
     total_steps: int
     max_gap_steps: int  # between the global steps of two partners
     _over: Lasting = field(default_factory=Lasting)  # all holders of a neighbouring stage have ended
@@ -73,10 +75,12 @@ class StageEnd:
         return higher if carrier.stage.is_first or is_served else [*higher, own - 1]
 
     def _serves_the_last(self, left_steps: int) -> bool:
-        """Return whether the lower stage is at its last steps, or one of its holders has ended near our own step."""
+        """Return whether the lower stage is at its last steps, or half of its groups have ended near our own step: one alone may lie."""
         if left_steps <= 1 + BATCHES_AWAY:
             return True
-        return left_steps <= self.max_gap_steps and any(entry.finished for entry in self.book.carriers(self._own_stage - 1))
+        there = {entry.peer_id for entry in self.book.seen_lately(loop_s())}
+        voters = [entry for entry in self.book.carriers(self._own_stage - 1) if entry.finished or entry.peer_id in there]
+        return left_steps <= self.max_gap_steps and self.groups.half_agree(voters, lambda entry: entry.finished)
 
     def _has_ended(self, stage: int, *, is_near: bool) -> bool:
         """Return whether a holder of a stage that has carried hops with us has ended the run, and none that is there or away has not.

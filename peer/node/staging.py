@@ -160,6 +160,6 @@ def make_carrying(
         lambda compared: carrying.on_compared(compared),
         lambda opposed: carrying.on_opposed(opposed),
     )
-    end = StageEnd(pipeline.carrier, exchange.book, membership.total_steps, membership.terms.max_clock_gap_steps)
+    end = StageEnd(pipeline.carrier, exchange.book, groups, membership.total_steps, membership.terms.max_clock_gap_steps)
     carrying = Carrying(membership, lifecycle, transport, exchange, pipeline, own.link, rng, report, groups, end)
     return carrying

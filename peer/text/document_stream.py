@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator
+import os
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -102,6 +103,8 @@ def open_stream(section: DataSource, draw: Draw) -> DocumentStream:
     try:
         dataset = _saved_or_streamed(section)
         row = next(iter(dataset), {section.column: ""})
+    except BadManifest:
+        raise
     except Exception as error:  # of many types: no such name, no such split, no network, a decoder's error
         way_out = "repair the files in this folder" if is_folder else "check the network"
         trouble, hint = f"the data set {section.name} cannot be opened", f"{way_out}, and check [data] in the manifest"
@@ -122,4 +125,15 @@ def _saved_or_streamed(section: DataSource) -> Any:
     if has_splits or (folder / config.DATASET_STATE_JSON_FILENAME).is_file():
         saved = datasets.load_from_disk(folder / section.split if has_splits else folder)
         return saved.to_iterable_dataset(num_shards=max(1, min(MIN_UNITS, len(saved))))
-    return datasets.load_dataset(section.name, section.config, split=section.split, revision=section.revision, streaming=True)
+    builder = datasets.load_dataset_builder(section.name, section.config, revision=section.revision)
+    if folder.is_dir():  # `datasets` refuses a data set of the hub whose card names files elsewhere, and no other
+        _need_inside(folder, [file for files in (builder.config.data_files or {}).values() for file in files])
+    return builder.as_streaming_dataset(split=section.split)
+
+
+def _need_inside(folder: Path, files: Iterable[str]) -> None:
+    """Raise BadManifest where the card of a data set, which others wrote, names files outside of its folder, or on the network."""
+    whole = os.path.abspath(folder)
+    for file in files:
+        if "://" in file or not Path(os.path.abspath(file)).is_relative_to(whole):
+            raise BadManifest(f"the card of the data set in {folder} names {file}, which is outside of it", hint="correct its README.md")

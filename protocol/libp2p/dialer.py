@@ -17,6 +17,7 @@ from gossamer.protocol.addresses import CIRCUIT, NEAR, host_of, is_loopback, mac
 from gossamer.protocol.errors import Unreachable
 from gossamer.protocol.identity import PeerId
 from gossamer.protocol.libp2p.dial_back import Reached, try_to_reach
+from gossamer.protocol.libp2p.host_names import HostNames
 from gossamer.protocol.libp2p.p2pd import HEAD_START_S, Control
 from gossamer.protocol.nearby import unseal
 from gossamer.protocol.newest import keep_newest
@@ -26,8 +27,6 @@ MAX_FAILURES = 8  # peers that could not be reached at one host
 BACK_OFF_S = 600.0  # a host is not dialled while MAX_FAILURES failures are younger than this
 HOSTS = 1024  # hosts whose failures are remembered
 SILENT_S = 1.5  # after which a dial that is cancelled has failed: most callers wait for less time than p2pd
-RESOLVE_S = 2.0  # timeout of a look-up of a DNS name
-RESOLVED = 4  # IP addresses of one name that are dialled
 AGAIN_S = (30.0, 3600.0)  # time between two attempts with one partner: the first, and the largest after repeated doubling
 IPV6_S = 0.5  # that public IPv6 addresses are dialled alone: no router keeps a table of connections for them
 IPV6_FAILURES = 3  # in a row, without a success: then they are dialled with all others for BACK_OFF_S
@@ -47,6 +46,7 @@ class Dialer:
         self._control = control
         self._own = own
         self._public_host = public_host
+        self._names = HostNames()
         self._ends: dict[PeerId, str] = {}  # remote multiaddrs of the connected peers, at the last look
         self._ipv6_failures = 0  # in a row
         self._ipv6_failed_s = 0.0  # loop time of the last one
@@ -151,7 +151,7 @@ class Dialer:
         """Return the addresses of a peer that may be dialled: sealed ones decrypted if possible, DNS names resolved."""
         host, sealed = self._public_host(), [address for address in addresses if address.startswith(NEAR)]
         near = [local for address in sealed if host for local in unseal(address, partner, host)]
-        plain = await asyncio.gather(*(resolved(address) for address in addresses if address not in sealed))
+        plain = await asyncio.gather(*(self._names.resolved(partner, address) for address in addresses if address not in sealed))
         return [address for address in dict.fromkeys(chain(near, *plain)) if self._is_plausible(address)]
 
     def _is_plausible(self, address: str) -> bool:
@@ -164,21 +164,6 @@ class Dialer:
             return False  # loopback addresses are plausible only for a peer that listens on loopback alone
         blocks = {_private_block(machine_of(own)) for own in self._own() if route(own) == "local"}
         return not blocks or _private_block(machine_of(dialled)) in blocks  # no blocks: only public ones are announced
-
-
-async def resolved(address: str) -> list[str]:
-    """Return an address with each IP address of its DNS name in place of the name; the address itself, if it has no name."""
-    if not address.startswith("/dns") or len(parts := address.split("/", 3)) < 4:
-        return [address]
-    _, kind, host, rest = parts
-    family = {"dns4": socket.AF_INET, "dns6": socket.AF_INET6}.get(kind, socket.AF_UNSPEC)
-    try:
-        async with asyncio.timeout(RESOLVE_S):
-            found = await asyncio.get_running_loop().getaddrinfo(host, None, family=family, type=socket.SOCK_STREAM)
-    except (OSError, UnicodeError):  # TimeoutError is an OSError; a label that is too long is a UnicodeError
-        return []
-    ips = dict.fromkeys(ipaddress.ip_address(str(entry[4][0]).partition("%")[0]) for entry in found)
-    return [f"/ip{ip.version}/{ip}/{rest}" for ip in list(ips)[:RESOLVED]]
 
 
 def has_global_ipv6() -> bool:

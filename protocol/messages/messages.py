@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from gossamer.protocol import limits
-from gossamer.protocol.errors import BadMessage, PeerMisbehaved, RefusalCode, Refused
+from gossamer.protocol.errors import BadMessage, PeerMisbehaved, RefusalCode, Refused, printable
 from gossamer.protocol.identity import PeerId, Signed
 from gossamer.protocol.limits import Bounded
 from gossamer.protocol.run.invite import Credential
@@ -67,8 +67,7 @@ class Refusal(Bounded):
 
     def __post_init__(self) -> None:
         Bounded.__post_init__(self)
-        # The detail is printed on terminals: control characters from an untrusted peer are replaced.
-        object.__setattr__(self, "detail", "".join(char if char.isprintable() else " " for char in self.detail))
+        object.__setattr__(self, "detail", printable(self.detail))
 
 
 def refusal_of(error: Refused | PeerMisbehaved) -> Refusal:

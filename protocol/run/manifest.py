@@ -20,7 +20,7 @@ from pydantic import PrivateAttr, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
 from gossamer.protocol import limits
-from gossamer.protocol.errors import BadManifest, BadMessage, PeerMisbehaved, WrongVersion
+from gossamer.protocol.errors import BadManifest, BadMessage, PeerMisbehaved, WrongVersion, printable
 from gossamer.protocol.identity import Identity, PeerId, signable
 from gossamer.protocol.run import sections, staged
 from gossamer.protocol.run.sections import Section
@@ -349,7 +349,7 @@ def _reason(error: ValidationError, kind: type[Section]) -> str:
     faults = [fault for fault in error.errors() if fault["type"] != "default_factory_not_called"]
     faults.sort(key=lambda fault: fault["type"] == "missing")  # behind unknown keys: one of these may be it, mistyped
     more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
-    return _message(faults[0], kind) + more
+    return printable(_message(faults[0], kind)) + more
 
 
 def _message(fault: ErrorDetails, kind: type[Section]) -> str:

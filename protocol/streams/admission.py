@@ -32,6 +32,7 @@ STALLED_S = 10.0  # a call that carried fewer than STALLED_BYTES in this time is
 STALLED_BYTES = 1024  # keep-alive pings carry less
 LEAST_RATE_S = 30.0  # after this time a call is slow, too, if its mean rate since is below LEAST_RATE: it may wait before its payload
 LEAST_RATE = SLOWEST_BYTES_PER_S / 8  # bytes per second: to hold 48 places costs their holder 1.6 Mbit/s
+MOST_REFUSED = 3  # calls in a row on one connection: a refusal is in no budget, and callers hang up after the first one
 CALLS_FROM_ONE = Allowance(240, 60.0)  # of the strangers of a network, or of one partner that was met or is local; 8 ms of processor each
 CALLS_FROM_STRANGERS = Allowance(1200, 60.0)
 CALLS_FROM_MET = Allowance(2400, 60.0)
@@ -61,6 +62,7 @@ class InboundConnection:
     purpose: Purpose | None = None  # of the current or the last call; None before the first call
     has_sent: bool = False  # the caller has sent a message in this call
     is_over: bool = False  # the call has ended, the connection has not
+    refused: int = 0  # calls in a row
     deadline: asyncio.TimerHandle | None = None  # drops the connection; None during an active call
     moved: tuple[int, float] = (0, 0.0)  # bytes carried at the last observed progress, and its loop time
     begun: tuple[int, float] = (0, 0.0)  # the same at the start of the call
@@ -109,6 +111,17 @@ class Admission:
 
     def begin_call(self, connection: InboundConnection, purpose: Purpose) -> bool:
         """Start a call, whose first message must arrive within FIRST_FRAME_S. Return False if it is not admitted."""
+        if not self._may_begin(connection, purpose):
+            connection.refused += 1
+            if connection.refused > MOST_REFUSED and connection in self._connections:
+                self._drop(connection)
+            return False
+        connection.purpose, connection.has_sent, connection.is_over, connection.refused = purpose, False, False, 0
+        connection.begun = connection.carried(), loop_s()
+        self._allow(connection, FIRST_FRAME_S)
+        return True
+
+    def _may_begin(self, connection: InboundConnection, purpose: Purpose) -> bool:
         own = [
             other for other in self._connections if (other.partner, other.purpose) == (connection.partner, purpose) and not other.is_over
         ]
@@ -119,12 +132,7 @@ class Admission:
             or self._is_banned(connection.partner)
         ):
             return False
-        if connection.purpose is not None and not self._may_call(connection):  # the first call was counted with its connection
-            return False
-        connection.purpose, connection.has_sent, connection.is_over = purpose, False, False
-        connection.begun = connection.carried(), loop_s()
-        self._allow(connection, FIRST_FRAME_S)
-        return True
+        return connection.purpose is None or self._may_call(connection)  # the first call was counted with its connection
 
     def note_message(self, connection: InboundConnection) -> bool:
         """Record the first message; from now on the call has no timeout. Return False if it was dropped or its partner is banned."""

@@ -2,6 +2,8 @@
 
 Small frames never wait, so a Hello or a Verdict does not miss its deadline behind a payload; later chunks wait longer. A chunk of a fetch
 waits until no meeting uses the line.
+
+Received small frames have an allowance of their own: each takes longer to read than to write, so a flood would cost a core.
 """
 
 from __future__ import annotations
@@ -11,13 +13,19 @@ import math
 from collections.abc import Sequence
 from functools import partial
 
+from gossamer.protocol.addresses import network_of, route
+from gossamer.protocol.budgets import Allowance, Budgets
 from gossamer.protocol.identity import PeerId
 from gossamer.protocol.limits import SMALL_FRAME_BYTES
-from gossamer.protocol.streams.transport import Purpose, Stream, StreamHandler, Transport
+from gossamer.protocol.streams.transport import Gate, Purpose, Stream, StreamHandler, Transport
 from gossamer.protocol.tasks import loop_s
 
 SAVED_S = 1.0  # seconds of unused rate that may be used later
 MOST_OWED_S = 10.0  # that streams pay for bytes outside of streams: a flood of those must not stop all meetings long after its end
+SMALL_FROM_ALL = Allowance(2.0**53, 1.0)  # frames of at most SMALL_FRAME_BYTES: no limit
+SMALL_FROM_ONE = Allowance(4000, 4.0)  # fifty microseconds each, and more where they are carried out; a gigabit of chunks needs half of it
+SMALL_FROM_NETWORK = Allowance(16_000, 8.0)  # identities are free
+SMALL_AGAIN_S = 0.05  # between two looks whether one more may pass
 CALM_SHARE = 0.1  # a low-priority frame waits until the line was idle for this share of the frame's own time
 
 
@@ -78,6 +86,7 @@ class Throttle:
     def __init__(self) -> None:
         self.up = Bucket()
         self.down = Bucket()
+        self._small = Budgets(loop_s, SMALL_FROM_ALL, SMALL_FROM_ONE, SMALL_FROM_NETWORK)
 
     def limited_transport(self, transport: Transport) -> Transport:
         """Return a transport whose streams keep to the limits."""
@@ -95,7 +104,17 @@ class Throttle:
     def attach(self, purpose: Purpose, stream: Stream) -> None:
         """Apply the limits to a stream."""
         is_low_priority = purpose is Purpose.FETCH
-        stream.set_gates(*(partial(bucket.take, is_low_priority=is_low_priority) for bucket in (self.up, self.down)))
+        up, down = (partial(bucket.take, is_low_priority=is_low_priority) for bucket in (self.up, self.down))
+        stream.set_gates(up, partial(self._receive, stream, down))
+
+    async def _receive(self, stream: Stream, take: Gate, num_bytes: int) -> None:
+        """Wait until a frame may be read: meanwhile the partner is slowed down. Cancel-safe."""
+        partner, seen = stream.partner, stream.observed
+        network = network_of(seen) if seen and route(seen) == "direct" else partner
+        while True:
+            if num_bytes > SMALL_FRAME_BYTES or self._small.take(1, partner, network):
+                return await take(num_bytes)
+            await asyncio.sleep(SMALL_AGAIN_S)
 
 
 class _Throttled:

@@ -19,12 +19,12 @@ def secret(tmp_path: Path) -> Path:
     return tmp_path / "secret"
 
 
-def test_a_peer_is_backed_up_and_restored_without_settings_that_run_commands(
+def test_a_peer_is_backed_up_and_restored_without_settings_that_act_on_the_machine(
     shell: Shell, host: Identity, secret: Path, tmp_path: Path
 ) -> None:
     """One backup for all, because a passphrase takes seconds of processor time by design."""
-    file, commands = tmp_path / "peer.backup", {"notify": "curl \x1b[2J \x9b2J", "pause_when": "rm -rf important"}
-    save_settings(Home(shell.home), {"max_upload": "5 Mbit/s", **commands})
+    file, powers = tmp_path / "peer.backup", {"notify": "curl \x1b[2J \x9b2J", "pause_when": "rm -rf important", "data": "/home"}
+    save_settings(Home(shell.home), {"max_upload": "5 Mbit/s", **powers})
     found = json.loads(shell("backup", file, "--passphrase-file", secret, "--json").out)
     assert found == {"file": str(file), "bytes": file.stat().st_size, "peer_id": str(host.peer_id), "generation": 0}
     assert "is not empty" in shell("restore", file, "--passphrase-file", secret).complaint[0]
@@ -36,7 +36,7 @@ def test_a_peer_is_backed_up_and_restored_without_settings_that_run_commands(
     (line,) = [line for line in result.err.splitlines() if "run commands" in line]
     assert 'pause_when = "rm -rf important"' in line and line.isascii() and line.isprintable()
     assert saved_settings(Home(elsewhere.home)) == {"max_upload": "5 Mbit/s"}
-    assert json.loads(again("restore", file, "--passphrase-file", secret, "--json").out)["dropped"] == commands
+    assert json.loads(again("restore", file, "--passphrase-file", secret, "--json").out)["dropped"] == powers
 
 
 def test_a_target_that_does_not_do_is_refused_before_the_passphrase_is_asked_for(shell: Shell, host: Identity, tmp_path: Path) -> None:

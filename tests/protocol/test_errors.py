@@ -19,6 +19,12 @@ def test_every_error_carries_its_hint_and_a_documented_exit_code(kind: type[Goss
     assert kind.__doc__
 
 
+def test_what_others_wrote_draws_nothing_on_the_terminal() -> None:
+    """A column of a stranger's data set may be in a hint, for example."""
+    error = GossamerError("two lines,\nno \x1b[2J", hint="its columns: \x9b2J\u202e\nhint: run this")
+    assert (str(error), error.hint) == ("two lines,\nno  [2J", "its columns:  2J  hint: run this")
+
+
 def test_exit_codes_are_stable() -> None:
     assert {code.name: code.value for code in ExitCode} == {
         "DONE": 0,

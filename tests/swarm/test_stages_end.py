@@ -49,6 +49,25 @@ def test_a_driver_without_an_end_holds_the_last_stage_up_for_a_limited_time(tmp_
     play(StagedRun(tmp_path, 2, 2, total_steps=20), story)
 
 
+def test_one_of_three_drivers_that_claims_an_end_does_not_end_the_last_stage(tmp_path: Path) -> None:
+    """Else one member ends the run of all, two hundred steps too early where these take more than ten minutes."""
+
+    async def story(run: StagedRun) -> None:
+        run.of(0)[0].trainer.service_s = 4.0
+        for _ in range(2):
+            run.add(service_s=4.0, fits=(0,)).start()
+        await run.until(lambda: len(run.of(0)) == 3 and all(driver.trainer.steps >= 2 for driver in run.of(0)), 300.0)
+        (*honest, claims), (last,) = run.of(0), run.of(1)
+        claims.trainer.end()
+        await run.until(lambda: last.peer.book.get(claims.peer_id).finished)
+        await asyncio.sleep(END_WAIT_S + 60.0)
+        assert not last.trainer.is_over and last.trainer.global_step < 150
+        steps = [driver.trainer.steps for driver in honest]
+        await run.until(lambda: all(driver.trainer.steps > before for driver, before in zip(honest, steps, strict=True)), 200.0)
+
+    play(StagedRun(tmp_path, 2, 2, total_steps=200), story)
+
+
 def test_a_pause_at_the_end_of_the_run_is_no_time_of_waiting(tmp_path: Path) -> None:
     async def story(run: StagedRun) -> None:
         _, last = await last_stage_at_the_end(run)

@@ -137,10 +137,24 @@ def test_a_host_that_does_not_answer_is_trouble_of_the_network(tmp_path: Path, m
     def fail(*arguments: Any, **named: Any) -> None:
         raise ConnectionError("Couldn't reach it on the Hub")
 
-    monkeypatch.setattr(datasets, "load_dataset", fail)
+    monkeypatch.setattr(datasets, "load_dataset_builder", fail)
     with pytest.raises(TransportError, match="cannot be opened: Couldn't reach it") as caught:
         opened(tmp_path / "missing")
     assert "check the network" in caught.value.hint
+
+
+@pytest.mark.parametrize("named", ["{outside}/*.jsonl", "../private/*.jsonl"])
+def test_the_card_of_a_data_set_opens_no_files_outside_of_its_folder(tmp_path: Path, named: str) -> None:
+    """The operator lets the peer read this folder alone, and others wrote the card."""
+    folder, outside = tmp_path / "set", tmp_path / "private"
+    for place in (folder, outside):
+        place.mkdir()
+        write_shards(place, 1, 1)
+    (folder / "README.md").write_text(f"---\nconfigs:\n- config_name: default\n  data_files: {named.format(outside=outside)}\n---\n")
+    with pytest.raises(BadManifest, match="outside of it"):
+        opened(folder)
+    (folder / "README.md").write_text("---\nconfigs:\n- config_name: default\n  data_files: '*.jsonl'\n---\n")
+    assert list(opened(folder).in_order()) == ["0/0"]
 
 
 def test_parquet_is_read_too(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import ipaddress
 import socket
 from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any, cast
 
@@ -15,6 +16,7 @@ import pytest
 from gossamer.protocol.errors import Unreachable
 from gossamer.protocol.identity import PeerId
 from gossamer.protocol.libp2p import dialer as module
+from gossamer.protocol.libp2p import host_names
 from gossamer.protocol.libp2p.dialer import BACK_OFF_S, IPV6_FAILURES, IPV6_S, MAX_FAILURES, Dialer, has_global_ipv6
 from gossamer.protocol.libp2p.kademlia import CALL_S
 from gossamer.protocol.libp2p.p2pd import Control
@@ -147,10 +149,11 @@ def test_a_silent_host_backs_off_although_nobody_waits_for_the_end_of_a_dial() -
 def test_names_are_dialled_as_the_hosts_that_they_stand_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """Names are free, and anyone may have one for any host."""
 
-    async def getaddrinfo(loop: object, host: str, port: None, **_: object) -> list[tuple[object, ...]]:
-        if host == "nowhere.example":
-            raise socket.gaierror
-        return [(0, 0, 0, "", ({"here.example": "127.0.0.1", "six.example": "2a00:1450::5"}.get(host, "8.8.8.8"), 0))]
+    def begin(host: str, family: int) -> Future[list[str]]:
+        known: dict[str, list[str]] = {"here.example": ["127.0.0.1"], "nowhere.example": [], "six.example": ["2a00:1450::5"]}
+        found: Future[list[str]] = Future()
+        found.set_result(known.get(host, ["8.8.8.8"]))
+        return found
 
     async def test(network: Network, dialer: Dialer) -> None:
         for number in range(100):
@@ -162,7 +165,7 @@ def test_names_are_dialled_as_the_hosts_that_they_stand_for(monkeypatch: pytest.
             "/ip6/2a00:1450::5/tcp/22" + rest for rest in ("", RELAY.removeprefix(OTHER))
         ]
 
-    monkeypatch.setattr(asyncio.BaseEventLoop, "getaddrinfo", getaddrinfo)
+    monkeypatch.setattr(host_names, "begin", begin)
     play(test)
 
 

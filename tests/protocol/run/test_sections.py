@@ -89,6 +89,11 @@ def test_a_number_in_the_model_config_that_no_model_has_is_rejected(config: dict
     assert reason in fault(model={"config": config})
 
 
+@pytest.mark.parametrize("tables", [{"model": {"config": {"\x1b[2J\nhint: run this": 1 << 40}}}, {"run": {"name": "\x9b2J"}}])
+def test_what_is_wrong_with_a_strangers_manifest_is_one_printable_line(tables: dict[str, Any]) -> None:
+    assert fault(**tables).isprintable()
+
+
 def test_the_config_of_a_large_model_passes() -> None:
     large = {"vocab_size": 262_144, "hidden_size": 16_384, "num_hidden_layers": 126, "max_position_embeddings": 10_000_000}
     ModelSection(config=large | {"rope_parameters": {"rope_theta": 1_000_000_000}})

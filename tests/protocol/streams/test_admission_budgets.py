@@ -10,6 +10,7 @@ from gossamer.protocol.streams.admission import (
     CALLS_FROM_ONE,
     CALLS_FROM_STRANGERS,
     LEAST_RATE_S,
+    MOST_REFUSED,
 )
 from gossamer.protocol.streams.transport import Purpose
 from tests.protocol.peers import seeded
@@ -63,6 +64,22 @@ def test_further_calls_on_one_connection_are_limited_too() -> None:
             calls.append(made.table.begin_call(connection, Purpose.FETCH))
             made.table.end_call(connection)
         assert sum(calls) == CALLS_FROM_ONE.capacity
+
+    play(test)
+
+
+def test_a_connection_whose_calls_are_refused_again_and_again_is_dropped() -> None:
+    """A refusal costs a quarter of a core at 440 a second, and no budget counts it."""
+
+    def test() -> None:
+        made = TableUnderTest()
+        held = [made.in_call(A), made.in_call(A)]
+        other = made.admitted(A)
+        for _ in range(MOST_REFUSED):
+            assert not made.table.begin_call(other, Purpose.MEET)
+        assert not made.dropped_s
+        assert not made.table.begin_call(other, Purpose.MEET)
+        assert set(made.dropped_s) == {other} and made.table.is_calling(A) and len(held) == 2
 
     play(test)
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable
 
 import pytest
 
-from gossamer.protocol.identity import Identity
+from gossamer.protocol.budgets import Allowance
+from gossamer.protocol.identity import Identity, PeerId
 from gossamer.protocol.limits import CHUNK_BYTES
 from gossamer.protocol.memory.network import MemoryNetwork
 from gossamer.protocol.memory.virtual_time import run
-from gossamer.protocol.streams.throttle import MOST_OWED_S, SAVED_S, Bucket, Throttle
+from gossamer.protocol.streams.throttle import MOST_OWED_S, SAVED_S, SMALL_FROM_NETWORK, SMALL_FROM_ONE, Bucket, Throttle
 from gossamer.protocol.streams.transport import Purpose, Stream
 from gossamer.protocol.tasks import cancel
 from tests.protocol.peers import chunk
@@ -176,5 +178,39 @@ def test_streams_keep_to_the_rates_of_both_ends_in_both_directions(side: int, wa
         for throttle in throttles:
             assert throttle.up.num_bytes == pytest.approx(10 * CHUNK_BYTES, rel=0.01)
             assert throttle.down.num_bytes == pytest.approx(10 * CHUNK_BYTES, rel=0.01)
+
+    run(main())
+
+
+@pytest.mark.parametrize(("num", "allowed"), [(1, SMALL_FROM_ONE), (4, SMALL_FROM_NETWORK)])
+def test_a_flood_of_small_frames_is_read_slowly_and_delays_no_other_partner(num: int, allowed: Allowance) -> None:
+    """Each takes its reader fifty microseconds and more: without a limit one member costs another a core."""
+
+    async def main() -> None:
+        network, throttle, read = MemoryNetwork(), Throttle(), Counter[PeerId]()
+
+        async def answer(purpose: Purpose, stream: Stream) -> None:
+            while True:
+                await stream.receive()
+                read[stream.partner] += 1
+
+        async def flood(who: Identity, number: int) -> None:
+            network.places[who.peer_id] = f"/ip4/20.0.0.{number}/tcp/1"
+            stream = await network.start_peer(who.peer_id, answer).connect(B.peer_id, (), Purpose.MEET)
+            while True:
+                await stream.send(chunk(1))
+
+        network.start_peer(B.peer_id, throttle.limited_handler(answer))
+        floods = [asyncio.create_task(flood(Identity(bytes([10 + number]) * 32), number)) for number in range(num)]
+        await asyncio.sleep(8.0)
+        most = allowed.capacity * (1.0 + 8.0 / allowed.refill_s)
+        assert 0.9 * most < sum(read.values()) <= most
+        stream = await network.start_peer(A.peer_id, answer).connect(B.peer_id, (), Purpose.MEET)
+        for _ in range(100):
+            await stream.send(chunk(1))
+        await asyncio.sleep(0.1)
+        assert read[A.peer_id] == 100
+        await cancel(*floods)
+        await network.close()
 
     run(main())
