@@ -152,7 +152,7 @@ class Children:
             child = self._processes[name] = await self._started(name)
             if name == TRAINER:
                 await self._changes.until(lambda: self._is_run_known)
-            started_s, was_away = time.monotonic(), name in self._away
+            started_s, was_away, given = time.monotonic(), name in self._away, self._config
             child.notify(self._settings().to_line())
             self._note_running(name)
             exit = await self._until_sent_away(name, child)
@@ -170,7 +170,8 @@ class Children:
                 return ""
             if name == TRAINER and was_away and not self._condition.trains and exit.failure is not None and exit.failure.final:
                 self._away.add(name)
-                self._emit(exit.failure)
+                if given == self._config:  # else the operator has changed meanwhile what it complains of
+                    self._emit(exit.failure)
                 continue
             failures = 1 if time.monotonic() - started_s > HEALTHY_S else failures + 1
             self._give_up(name, exit, failures)
