@@ -30,7 +30,7 @@ GROUPS = {  # of verbs, in the order of `--help`
     "Start a run": ("init", "host", "invite", "revoke", "bootstrap"),
     "Take part": ("join", "pause", "resume", "leave", "config", "service", "backup", "restore"),
     "Watch": ("status", "run", "peers", "logs", "watch", "dashboard", "doctor"),
-    "Use the model, show your part": ("eval", "export", "credit"),
+    "Use the model, show your part": ("generate", "eval", "export", "credit"),
     "Other": ("id", "man"),
 }
 VERBS = tuple(itertools.chain(*GROUPS.values()))
