@@ -79,10 +79,15 @@ def _passphrase(file: Path | None, *, is_new: bool) -> str:
             raise BadSettings(f"the passphrase cannot be read from {file}: {why_unreadable(error)}", hint="name a text file") from error
     elif sys.stdin.isatty():
         asked = f"passphrase, at least {SHORTEST_PASSPHRASE} characters" if is_new else "passphrase"
-        text = str(typer.prompt(asked, hide_input=True, confirmation_prompt=is_new, err=True))
+        check = _long_enough if is_new else str  # before it asks for the same again
+        text = typer.prompt(asked, hide_input=True, confirmation_prompt=is_new, err=True, value_proc=check)
     else:
         raise BadSettings("there is no terminal to ask for the passphrase", hint="--passphrase-file FILE names a file that holds it")
-    if is_new and len(text) < SHORTEST_PASSPHRASE:
+    return _long_enough(text) if is_new else text
+
+
+def _long_enough(text: str) -> str:
+    if len(text) < SHORTEST_PASSPHRASE:
         raise BadSettings(
             f"the passphrase has {len(text)} characters; it needs {SHORTEST_PASSPHRASE}",
             hint="several words are easy to keep and hard to guess",

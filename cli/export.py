@@ -82,4 +82,5 @@ def evaluate(home: HomeFolder = DEFAULT_HOME, data: Text = None, tokens: EvalTok
         print(json.dumps(asdict(found) | origin()))
     else:
         print(f"after {found.step} steps of this peer: held-out loss {found.loss:.4f} nats per token")
-        print(f"perplexity {found.perplexity:.3f} per token, {found.byte_perplexity:.3f} per byte, over {found.num_tokens} tokens")
+        by_token, by_byte = ("over 1e308" if value is None else f"{value:.3f}" for value in (found.perplexity, found.byte_perplexity))
+        print(f"perplexity {by_token} per token, {by_byte} per byte, over {found.num_tokens} tokens")

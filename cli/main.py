@@ -19,7 +19,7 @@ from collections.abc import Iterable, Sequence
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from gossamer.cli.options import INVITE_VARIABLE
 from gossamer.cli.parent_exit import follow_parent
@@ -30,7 +30,7 @@ GROUPS = {  # of verbs, in the order of `--help`
     "Start a run": ("init", "host", "invite", "revoke", "bootstrap"),
     "Take part": ("join", "pause", "resume", "leave", "config", "service", "backup", "restore"),
     "Watch": ("status", "run", "peers", "logs", "watch", "dashboard", "doctor"),
-    "Use the model, show your part": ("eval", "export", "credit"),
+    "Use the model, show your part": ("generate", "eval", "export", "credit"),
     "Other": ("id", "man"),
 }
 VERBS = tuple(itertools.chain(*GROUPS.values()))
@@ -62,6 +62,17 @@ class Verbs(TyperGroup):
                     formatter.write_dl(rows)
 
 
+class Verb(TyperCommand):
+    """One verb; `--help` names its arguments without their types in Python, such as `list[Path]`."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Return the options and arguments."""
+        found = super().get_params(ctx)
+        for argument in (parameter for parameter in found if parameter.param_type_name == "argument"):
+            vars(argument)["display_type_rich"] = lambda ctx: ""
+        return found
+
+
 def summary(command: Any) -> str:
     """Return the first paragraph of a verb's help on one line."""
     return " ".join(str(command.help or "").split("\n\n")[0].split())
@@ -79,7 +90,7 @@ def command_line(verbs: Iterable[str] = VERBS) -> typer.Typer:
     app.callback(invoke_without_command=True)(peer)
     for verb in verbs:
         file, function = FUNCTIONS.get(verb, (verb, verb))
-        app.command(verb)(getattr(importlib.import_module(f"gossamer.cli.{file}"), function))
+        app.command(verb, cls=Verb)(getattr(importlib.import_module(f"gossamer.cli.{file}"), function))
     return app
 
 

@@ -153,4 +153,5 @@ def farewell(status: Status, config: PeerConfig) -> str:
     figures = f"step {status.step} of {status.total_steps}, loss {loss_text(status.loss)}"
     if status.state == "done":
         return f"the run is over: {figures}\nhint: {export_text(str(config.home), is_staged=bool(status.stage))}"
-    return f"left the run: {figures}\nhint: the same command, or `peer join --home {config.home}`, goes on from here"
+    left = f"left the run: {figures}" if status.total_steps else "left before a member had sent the run's manifest"
+    return f"{left}\nhint: the same command, or `peer join --home {config.home}`, goes on from here"

@@ -64,6 +64,7 @@ class ChildSettings(BaseModel):
     waits_for_start: bool  # the trainer waits for the node's message before it trains from the initial weights
     paused: bool = False  # the node starts no meetings: the trainer is stopped or stopping
     part: OwnPart | None = None  # sent to the node alone
+    last_port: int = 0  # of this peer's node before a restart: invites and other peers name it
 
     def to_line(self) -> bytes:
         """Serialize to one line of JSON."""

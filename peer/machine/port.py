@@ -67,9 +67,14 @@ def kept_port(home: Home) -> int:
 
 
 def keep_port(config: PeerConfig, addresses: Sequence[str]) -> None:
-    """Remember the port in a peer's own addresses. Announced addresses and a relay's do not contain it."""
-    own = [match[1] for address in addresses if "p2p-circuit" not in address and (match := _TCP.search(address))]
-    file = Home(config.home).port
-    if own and not config.announce and (not file.exists() or file.read_text() != own[0]):
+    """Remember the port in a peer's own addresses for its next start."""
+    home, port = Home(config.home), own_port(config, addresses)
+    if port and port != kept_port(home):
         with contextlib.suppress(OSError):  # a full disk: the next start takes another port, nothing worse
-            write_whole(file, own[0].encode())
+            write_whole(home.port, str(port).encode())
+
+
+def own_port(config: PeerConfig, addresses: Sequence[str]) -> int:
+    """Return the port in a peer's own addresses; 0 if there is none: announced addresses and a relay's do not contain it."""
+    own = (match[1] for address in addresses if "p2p-circuit" not in address and (match := _TCP.search(address)))
+    return 0 if config.announce else int(next(own, 0))

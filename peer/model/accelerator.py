@@ -19,7 +19,7 @@ from gossamer.optim.coding_check import settle_coding
 from gossamer.protocol.errors import BadSettings
 
 IN_HOST_MEMORY: Final = ("cpu", "mps")
-OTHERS: Final = "use --devices auto or --devices cpu"
+OTHERS: Final = "choose auto or cpu"
 
 
 def has_own_memory(kind: str) -> bool:
@@ -54,7 +54,7 @@ def choose_devices(names: str) -> tuple[tuple[torch.device, ...], str]:
     if names.startswith("cpu:"):
         count, cores = int(names.removeprefix("cpu:")), os.cpu_count() or 1
         if count > cores:
-            raise BadSettings(f"this machine has {cores} processor cores, too few for --devices {names}", hint=f"use --devices cpu:{cores}")
+            raise BadSettings(f"{names!r} needs {count} processor cores, and this machine has {cores}", hint=f"choose cpu:{cores}")
         return (torch.device("cpu"),) * count, "as asked"
     device, why = choose_device(names)
     return (device,), why
@@ -63,7 +63,7 @@ def choose_devices(names: str) -> tuple[tuple[torch.device, ...], str]:
 def _need_accelerator(names: str) -> torch.device:
     found = torch.accelerator.current_accelerator(check_available=True)
     if found is None:
-        raise BadSettings(f"this machine has no GPU for --devices {names}, or this build of torch does not support it", hint=OTHERS)
+        raise BadSettings(f"{names!r} needs a GPU: this machine has none, or this build of torch does not support it", hint=OTHERS)
     return found
 
 

@@ -50,8 +50,8 @@ class Evaluation:
 
     step: int
     loss: float  # nats per token
-    perplexity: float  # per token
-    byte_perplexity: float  # per UTF-8 byte, comparable between tokenizers
+    perplexity: float | None  # per token; None: more than a float holds
+    byte_perplexity: float | None  # per UTF-8 byte, comparable between tokenizers
     num_tokens: int  # predicted
 
 
@@ -161,7 +161,15 @@ def evaluate_home(home: Home, data: Path | None = None, num_tokens: int | None =
     with closing(open_corpus(manifest, home, data)) as corpus:
         set_weights(model, fast_weights(trained.checkpoint))
         loss, measured = measured_loss(model, manifest, home, corpus, measured_size(manifest, corpus, num_tokens), show)
-    return Evaluation(trained.checkpoint.step, loss, math.exp(loss), math.exp(loss / corpus.bytes_per_token), measured)
+    return Evaluation(trained.checkpoint.step, loss, perplexity(loss), perplexity(loss / corpus.bytes_per_token), measured)
+
+
+def perplexity(nats: float) -> float | None:
+    """Return the perplexity at this loss; None where it is more than a float holds, as of a run with far too high a learning rate."""
+    try:
+        return math.exp(nats)
+    except OverflowError:
+        return None
 
 
 def compare_homes(

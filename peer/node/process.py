@@ -90,6 +90,7 @@ class NodeProcess:
             peer.has_met,
             peer.bare_record,
             peer.acquaintances,
+            self._child.settings.last_port,
         )
         async with libp2p as network, asyncio.TaskGroup() as tasks:
             reports = NodeReports(network, peer, self._trainer, self._home, self._child.emit)

@@ -14,6 +14,7 @@ from gossamer.peer.machine.child import ChildSettings, OwnPart
 from gossamer.peer.machine.config import NODE, TRAINER, PeerConfig
 from gossamer.peer.machine.events import QUIET, Event
 from gossamer.peer.machine.home import Home
+from gossamer.peer.machine.port import own_port
 from gossamer.peer.supervisor.child_process import ChildExit, ChildProcess
 from gossamer.peer.supervisor.condition import Condition
 from gossamer.peer.supervisor.guest import GuestProcess
@@ -75,6 +76,7 @@ class Children:
         self._is_quiet = False  # the node has reported that no meeting is in progress
         self._is_run_known = self._home.manifest.exists()
         self._save_s = 0.0  # duration of the last checkpoint, or its estimate
+        self._last_port = 0  # of the node
         self._changes = Changes()
 
     def pid(self, name: str) -> int:
@@ -150,7 +152,7 @@ class Children:
             child = self._processes[name] = await self._started(name)
             if name == TRAINER:
                 await self._changes.until(lambda: self._is_run_known)
-            started_s, was_away = time.monotonic(), name in self._away
+            started_s, was_away, given = time.monotonic(), name in self._away, self._config
             child.notify(self._settings().to_line())
             self._note_running(name)
             exit = await self._until_sent_away(name, child)
@@ -168,7 +170,8 @@ class Children:
                 return ""
             if name == TRAINER and was_away and not self._condition.trains and exit.failure is not None and exit.failure.final:
                 self._away.add(name)
-                self._emit(exit.failure)
+                if given == self._config:  # else the operator has changed meanwhile what it complains of
+                    self._emit(exit.failure)
                 continue
             failures = 1 if time.monotonic() - started_s > HEALTHY_S else failures + 1
             self._give_up(name, exit, failures)
@@ -189,7 +192,10 @@ class Children:
         config, home = self._config, self._home
         waits_for_start = not config.alone and (home.invite.exists() or config.wait_for_peers > 0 or home.stage.exists())
         resting = self._condition.pause is not None or bool(self._restarting)
-        return ChildSettings(config=config, peer_id=self._peer_id, runtime=self._runtime, waits_for_start=waits_for_start, paused=resting)
+        return ChildSettings(
+            config=config, peer_id=self._peer_id, runtime=self._runtime, waits_for_start=waits_for_start, paused=resting,
+            last_port=self._last_port,
+        )  # fmt: skip
 
     def _note_running(self, name: str) -> None:
         """Record that a child has its settings and runs."""
@@ -231,6 +237,8 @@ class Children:
                 self._save_s = event.seconds
             case events.RunKnown():
                 self._is_run_known = True
+            case events.AddressesChanged():
+                self._last_port = own_port(self._config, event.addresses) or self._last_port
         if isinstance(event, events.ProcessReported) and event.state == QUIET:
             self._is_quiet = True
         else:

@@ -77,6 +77,7 @@ class Libp2pNode:
     # Signs, for our addresses, the record that other members see before our first announcement; None while we are not known as a member.
     bare_record: Callable[[tuple[str, ...]], MemberRecord | None] = lambda addresses: None
     acquaintances: Callable[[], Sequence[str]] = tuple  # like `bootstraps`, but claims of other peers: dialled if they are plausible
+    last_port: int = 0  # of this peer in an earlier process: taken again if the settings name none and it is free
     peer_id: PeerId = field(init=False)  # this peer's id, as p2pd proves it to others; set on entering
     carried: CarriedBytes = field(default_factory=CarriedBytes)  # bytes that streams exchanged with p2pd, including HTTP/2 framing
     _unit: _Unit | None = None
@@ -86,7 +87,7 @@ class Libp2pNode:
 
     def __post_init__(self) -> None:
         self._connected: frozenset[PeerId] = frozenset()  # at the last pulse
-        self._port = self.settings.port
+        self._port = self.settings.port or self.last_port
         self._reachability = Reachability(self.settings.through)
         self._trials_left = RELAY_TRIALS if self.settings.relays else 0
 

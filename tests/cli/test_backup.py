@@ -67,3 +67,12 @@ def test_a_passphrase_must_be_given_and_be_long(shell: Shell, host: Identity, tm
     assert "has 5 characters; it needs 8" in shell("backup", tmp_path / "file", "--passphrase-file", tmp_path / "short").complaint[0]
     assert "cannot be read" in shell("backup", tmp_path / "file", "--passphrase-file", tmp_path / "none").complaint[0]
     assert not (tmp_path / "file").exists()
+
+
+def test_a_short_passphrase_is_refused_before_it_is_asked_for_again(
+    shell: Shell, host: Identity, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = iter(["horse"])
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True)
+    monkeypatch.setattr("getpass.getpass", lambda *arguments, **options: next(answers))
+    assert "has 5 characters; it needs 8" in shell("backup", tmp_path / "file").err

@@ -75,6 +75,7 @@ NEEDS: dict[str, list[tuple[tuple[str, ...], str]]] = {  # by verb: arguments, a
     "restore": [((__file__,), "backup")],
     "watch": [((), "watch")],
     "dashboard": [((), "dashboard")],
+    "generate": [((), "text")],
     "export": [(("model",), "text")],
     "eval": [((), "text")],
     "compare": [((), "text")],

@@ -188,6 +188,12 @@ def test_two_peers_fine_tune_a_model_that_both_have_and_export_it(
             logits = model.eval()(tokens).logits[0, :-1]
         return float(torch.nn.functional.cross_entropy(logits[answer[1:]], tokens[0, 1:][answer[1:]]))
 
-    before, merged = loss(base), loss(AutoModelForCausalLM.from_pretrained(tmp_path / "merged"))
+    whole = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
+    asked = tokens[:, : int(answer.nonzero()[0])]
+    answered = whole.generate(asked, max_new_tokens=8, do_sample=False, eos_token_id=tokenizer.eos_token_id)[0, asked.shape[1] :]
+    said = shells[1]("generate", "fade", "--temperature", "0", "--tokens", "8").out
+    assert said.strip() == tokenizer.decode(answered, skip_special_tokens=True).strip() != ""
+
+    before, merged = loss(base), loss(whole)
     assert merged < 0.75 * before, "what both have learned"
     assert loss(PeftModel.from_pretrained(base, tmp_path / "adapter")) == pytest.approx(merged, abs=1e-4)

@@ -168,7 +168,7 @@ print(code, "torch" in sys.modules)
 
 UNTRAINABLE = [  # a manifest, settings, parts of the error and of its hint
     ("vocabulary", SMALL, {}, "the tokenizer has 256 tokens, the model knows 100", "set vocab_size to 256"),
-    ("devices", "", {"devices": "cpu:99"}, "too few", "use --devices cpu:"),
+    ("devices", "", {"devices": "cpu:99"}, "needs 99 processor cores", "choose cpu:"),
     ("disk", "", {"max_disk": "1MB"}, "of disk space, and there are 1.0 MB (the setting max_disk = 1MB)", "raise max_disk to"),
     ("text", OWN_TEXT, {"data": "texts"}, "holds 6 tokens", "give --data more text"),
 ]

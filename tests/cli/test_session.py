@@ -86,6 +86,7 @@ def test_the_farewell_after_leaving_names_join() -> None:
     result = farewell(Status(state="left", step=12, total_steps=800), CONFIG)
     assert result.startswith("left the run: step 12 of 800, loss -\nhint: ")
     assert "peer join --home /home/somebody/peer" in result
+    assert farewell(Status(state="left"), CONFIG).startswith("left before a member had sent the run's manifest\nhint: ")
 
 
 def test_the_screen_says_what_was_read_and_which_steps_are_given_up() -> None:

@@ -147,8 +147,8 @@ def test_text_output_names_method_and_codec(shell: Shell, manifest: Path) -> Non
         (("--peers", "100000000"), "100000000 replicas of", "--peers"),
         (
             ("--device", "cuda:99"),
-            "no device cuda:99" if torch.accelerator.is_available() else "no GPU for --devices cuda:99",
-            "--device",
+            "no device cuda:99" if torch.accelerator.is_available() else "'cuda:99' needs a GPU",
+            "choose auto or cpu",
         ),
     ],
 )

@@ -18,6 +18,7 @@ from gossamer.protocol.errors import BadSettings, RunRefusesUs, SwarmUnreachable
 
 FAILURES = {
     "operator": BadSettings("the port is busy", hint="choose another"),
+    "complains late": BadSettings("there is too little", hint="allow more"),
     "refused": RunRefusesUs("not invited", hint="ask for an invite"),
     "network": TransportError("nobody there", hint="wait"),
     "nobody": SwarmUnreachable("nobody answers", hint="wait"),
@@ -34,6 +35,8 @@ def _act(name: str, child: Child) -> None:
     with (home / f"{name}.lives").open("a") as lives:
         lives.write(f"{os.getpid()}\n")
     does = (home / f"{name}.does").read_text()
+    while does == "complains late" and not (home / f"{name}.complains").exists():
+        time.sleep(0.01)
     if does in FAILURES:
         raise FAILURES[does]
     for event in _first_words(name, does, child, home):

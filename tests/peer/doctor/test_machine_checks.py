@@ -49,7 +49,7 @@ def test_torch_computes_on_the_processor_whatever_lies_in_the_current_folder(tmp
 
 def test_a_device_that_is_absent(tmp_path: Path) -> None:
     finding = examined("device", case(tmp_path, devices="cuda:7"))
-    assert finding.level is Level.FAIL and ("no device cuda:7" in finding.found or "no GPU for --devices cuda:7" in finding.found)
+    assert finding.level is Level.FAIL and ("no device cuda:7" in finding.found or "'cuda:7' needs a GPU" in finding.found)
 
 
 @pytest.mark.parametrize(

@@ -36,15 +36,15 @@ def test_what_names_no_device_is_refused_beside_a_gpu_too(monkeypatch: pytest.Mo
 def test_several_devices_come_by_number_or_as_so_many_processes() -> None:
     assert choose_devices("cpu:1") == ((torch.device("cpu"),), "as asked")
     assert choose_devices("cpu")[0] == (torch.device("cpu"),)
-    with pytest.raises(BadSettings, match="too few for --devices cpu:99") as caught:
+    with pytest.raises(BadSettings, match="'cpu:99' needs 99 processor cores") as caught:
         choose_devices("cpu:99")
-    assert caught.value.hint == f"use --devices cpu:{os.cpu_count()}"
+    assert caught.value.hint == f"choose cpu:{os.cpu_count()}"
 
 
 @pytest.mark.skipif(torch.accelerator.is_available(), reason="there is a GPU here")
 @pytest.mark.parametrize("names", ["all", "gpu", "gpu:1", "cuda", "cuda:1", "0", "0,1"])
 def test_gpus_of_a_machine_without_any(names: str) -> None:
-    with pytest.raises(BadSettings, match=f"no GPU for --devices {names}"):
+    with pytest.raises(BadSettings, match=f"'{names}' needs a GPU"):
         choose_devices(names)
 
 

@@ -17,6 +17,7 @@ from gossamer.peer.model.evaluation import (
     held_out_loss,
     measured_size,
     open_corpus,
+    perplexity,
 )
 from gossamer.peer.model.model import build_model
 from gossamer.peer.model.weights import mean_weights, set_weights
@@ -131,6 +132,11 @@ def test_a_home_is_measured_by_its_fast_weights(tmp_path: Path) -> None:
     assert found.perplexity == pytest.approx(found.byte_perplexity) == pytest.approx(math.exp(found.loss))
 
 
+def test_a_loss_beyond_what_a_perplexity_can_be_is_still_a_loss() -> None:
+    assert perplexity(1.0) == pytest.approx(math.e)
+    assert perplexity(710.0) is None
+
+
 def test_a_home_with_its_own_text_needs_that_text(tmp_path: Path) -> None:
     manifest = tiny_manifest(source="text")
     home = trained_home(tmp_path / "home", manifest, fast_seed=2)
@@ -146,7 +152,7 @@ def test_text_bytes_are_counted_independently_of_the_tokenizer(tmp_path: Path, m
     corpus.bytes_per_token = 4.0
     monkeypatch.setattr(evaluation, "open_corpus", lambda *given: corpus)
     found = evaluate_home(home, num_tokens=128)
-    assert found.byte_perplexity == pytest.approx(found.perplexity**0.25)
+    assert found.byte_perplexity == pytest.approx(math.exp(found.loss / 4))
 
 
 def test_a_swarm_is_compared_with_its_average_and_a_lone_peer(tmp_path: Path) -> None:

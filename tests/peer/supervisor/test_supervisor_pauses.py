@@ -311,6 +311,22 @@ def test_a_trainer_that_cannot_start_with_other_settings_pauses_the_peer_instead
     run(test())
 
 
+def test_a_complaint_about_settings_that_have_changed_meanwhile_pauses_nothing(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with peer(tmp_path) as (running, _):
+            await until_training(running)
+            running.does("trainer", "complains late")
+            await control(running, verb="set", key="devices", value="cpu")
+            await eventually(lambda: len(running.lives("trainer")) == 2, "the trainer that will complain")
+            running.does("trainer", "train")
+            await control(running, verb="set", key="max_memory", value="900 GB")
+            (running.home.path / "trainer.complains").touch()
+            await until_training(running)
+            assert "paused" not in dict(running.states())
+
+    run(test())
+
+
 def test_a_peer_beyond_its_memory_limit_pauses_until_the_operator_resumes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "LOOK_S", 0.05)
 

@@ -211,6 +211,7 @@ def test_a_killed_node_costs_no_step_and_comes_back(tmp_path: Path) -> None:
         started = one.start(alone=False, listen="127.0.0.1")
         one.trained(5)
         wait_until(lambda: one.status().get("addresses"), "node", REAL_S)
+        addresses = one.status()["addresses"]
         trainer, node = one.children()["trainer"], one.children()["node"]
         trainer.nice(10)  # it would take a core from the node that starts
         grandchildren = node.children(recursive=True)
@@ -222,6 +223,7 @@ def test_a_killed_node_costs_no_step_and_comes_back(tmp_path: Path) -> None:
         one.trained(steps + 20)
         assert one.children()["trainer"].pid == trainer.pid
         wait_until(lambda: one.status().get("reason") == "no other peer in sight", "node", REAL_S)
+        wait_until(lambda: one.status()["addresses"] == addresses, "the port that invites name", REAL_S)
         _, *children = everybody(one.home.path)
         started.terminate()
         assert one.wait(12.0) == 0
