@@ -116,7 +116,7 @@ def need_fit(manifest: Manifest, config: PeerConfig) -> None:
 def _reply_to(trial: dict[str, Any], manifest: Manifest, config: PeerConfig | None) -> dict[str, Any]:
     """Have another process try a run; return its reply. Raises BadManifest."""
     trial |= {"manifest": manifest.to_toml(), "config": None if config is None else config.model_dump(mode="json")}
-    program = [sys.executable, "-P", "-m", "gossamer.peer.trainer.pins"]
+    program = [sys.executable, "-P", "-m", "gossamer.peer.trainer.trial"]
     done = subprocess.run(program, input=json.dumps(trial), capture_output=True, text=True, check=False)  # noqa: S603
     if done.returncode:
         sys.stderr.write(done.stderr)  # with the traceback that a report of this bug needs
