@@ -118,7 +118,7 @@ def test_a_home_that_cannot_be_used_is_refused_before_the_run_is_tried(shell: Sh
     assert result.code == 2 and "is not a folder" in result.complaint[0]
 
 
-@pytest.mark.timeout(240)  # a process that loads torch and transformers
+@pytest.mark.usefixtures("tries_here")
 def test_a_run_that_no_longer_fits_its_host_prints_no_invite_and_is_kept(shell: Shell) -> None:
     home = Home(shell.home)
     home.create()

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from gossamer.protocol.run.manifest import Manifest
 from tests.cli.shell import Shell
 
 
+@pytest.mark.usefixtures("tries_here")
 def test_writes_the_default_run_with_what_options_change_and_this_peer_as_issuer(shell: Shell, tmp_path: Path) -> None:
     file = tmp_path / "run.toml"
     assert shell("init", file, "--steps", "77", "--seed", "5", "--codec", "bf16", "--method", "noloco").code == 0
