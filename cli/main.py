@@ -7,6 +7,7 @@ The file of a verb is imported on demand. Slow packages (torch, hivemind) are im
 from __future__ import annotations
 
 import errno
+import gc
 import importlib
 import io
 import itertools
@@ -198,6 +199,8 @@ def main() -> int:
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
         signal.raise_signal(signal.SIGPIPE)
         raise
+    finally:
+        gc.freeze()  # the interpreter ends with scans of all that is loaded: with torch and transformers, they would take a second
 
 
 if __name__ == "__main__":

@@ -117,12 +117,17 @@ def _reply_to(trial: dict[str, Any], manifest: Manifest, config: PeerConfig | No
     """Have another process try a run; return its reply. Raises BadManifest."""
     trial |= {"manifest": manifest.to_toml(), "config": None if config is None else config.model_dump(mode="json")}
     print("trying the run, which takes some seconds", file=sys.stderr, flush=True)
-    program = [sys.executable, "-P", "-m", "gossamer.peer.trainer.pins"]
-    done = subprocess.run(program, input=json.dumps(trial), capture_output=True, text=True, check=False)  # noqa: S603
-    if done.returncode:
-        sys.stderr.write(done.stderr)  # with the traceback that a report of this bug needs
-        done.check_returncode()
-    found: dict[str, Any] = json.loads(done.stdout)
+    found: dict[str, Any] = json.loads(_from_process(json.dumps(trial)))
     if "error" in found:
         raise BadManifest(found["error"], hint=found["hint"])
     return found
+
+
+def _from_process(trial: str) -> str:
+    """Pass a trial to a process of its own; return what it prints."""
+    program = [sys.executable, "-P", "-m", "gossamer.peer.trainer.trial"]
+    done = subprocess.run(program, input=trial, capture_output=True, text=True, check=False)  # noqa: S603
+    if done.returncode:
+        sys.stderr.write(done.stderr)  # with the traceback that a report of this bug needs
+        done.check_returncode()
+    return done.stdout

@@ -1,19 +1,15 @@
-"""`python -m gossamer.peer.trainer.pins`: read a Trial from stdin, try its run, and print the digests that the host pins, as JSON.
+"""What a host pins of its run: it tries the run before it signs the manifest.
 
-The host tries a run before it signs the manifest: model and tokenizer are built without weights, and the first text is read, so that an
-error is said before an invite is printed. It pins the digests of the layout, of the tokenizer, and of its chat template. Of a fine-tuning
-run, the weights under the adapter are tried too. This is a process of its own because it loads torch and transformers.
+Model and tokenizer are built without weights, and the first text is read, so that an error is said before an invite is printed. The host
+pins the digests of the layout, of the tokenizer, and of its chat template. Of a fine-tuning run, the weights under the adapter are tried
+too. trial.py is the process that does it.
 """
 
 from __future__ import annotations
 
-import json
 import os
-import sys
 from pathlib import Path
 from typing import Any
-
-from pydantic import BaseModel
 
 from gossamer.peer.machine.config import PeerConfig
 from gossamer.peer.machine.room import held_bytes
@@ -22,24 +18,14 @@ from gossamer.peer.model.accelerator import choose_devices
 from gossamer.peer.model.model import check_fit, model_config, parameter_shapes
 from gossamer.peer.model.start import need_base
 from gossamer.peer.text.tokenizer import BYTES, Tokenizer, load_tokenizer
-from gossamer.protocol.errors import GossamerError
 from gossamer.protocol.run.layout import layout_digest
 from gossamer.protocol.run.manifest import Manifest, StagedManifest
-
-
-class Trial(BaseModel):
-    """What is tried."""
-
-    manifest: str  # as TOML
-    model: Path | None = None  # the folder with the tokenizer, and with the weights under an adapter
-    config: PeerConfig | None = None  # of the host; None: only the manifest is tried, with neither text nor machine
-    room_only: bool = False  # whether the host continues a run that was tried before, so only the machine is
 
 
 def pins(manifest: Manifest, folder: Path | None, config: PeerConfig | None) -> dict[str, Any]:
     """Return the digests of a run, empty where there is none, and the blocks of each stage, by the names that `with_pins` gives them.
 
-    Raises OperatorError. Arguments as in Trial. What is slow to import is imported last: most errors are found before.
+    Raises OperatorError. Arguments as in trial.py. What is slow to import is imported last: most errors are found before.
     """
     if config is not None:
         choose_devices(config.devices)
@@ -107,16 +93,3 @@ def _template(manifest: Manifest, tokenizer: Tokenizer) -> str:
     from gossamer.peer.text.conversations import chat_template, template_digest
 
     return template_digest(chat_template(tokenizer)) if manifest.data.format == "chat" else ""
-
-
-if __name__ == "__main__":
-    try:
-        trial = Trial.model_validate_json(sys.stdin.read())
-        manifest, reply = Manifest.from_toml(trial.manifest), dict[str, Any]()
-        if trial.config is not None and trial.room_only:
-            try_room(manifest, trial.config)
-        else:
-            reply = pins(manifest, trial.model, trial.config)
-    except GossamerError as error:
-        reply = {"error": str(error), "hint": error.hint}
-    sys.stdout.write(json.dumps(reply))

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -8,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from gossamer.cli import manifests
 from gossamer.peer.machine.home import Home
+from gossamer.peer.trainer.trial import Trial, reply_to
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.run.manifest import Manifest, SignedManifest
 from tests.cli.shell import ROOT, Shell, Start
@@ -30,6 +33,12 @@ def host(shell: Shell) -> Identity:
     identity = Identity.load_or_create(home.identity)
     home.manifest.write_bytes(SignedManifest.sign(Manifest().with_host(identity.peer_id), identity).to_bytes())
     return identity
+
+
+@pytest.fixture
+def tries_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`peer init` and `peer host` try a run in this process, which has loaded torch and transformers; another one takes seconds for that."""
+    monkeypatch.setattr(manifests, "_from_process", lambda trial: json.dumps(reply_to(Trial.model_validate_json(trial))))
 
 
 @pytest.fixture

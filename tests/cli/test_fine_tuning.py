@@ -22,6 +22,8 @@ from tests.cli.shell import Shell, Start
 from tests.peer.fine_tuned import END, base_model, conversations, pairs, tuned_manifest
 
 RUN_S = 150.0  # of two peers, on a busy machine
+pytestmark = pytest.mark.usefixtures("tries_here")
+
 LOCAL = ("--listen", "127.0.0.1", "--devices", "cpu", "--threads", "1")
 Row = tuple[str, dict[str, dict[str, object]], tuple[str, ...], str, str]
 

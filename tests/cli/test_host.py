@@ -118,7 +118,7 @@ def test_a_home_that_cannot_be_used_is_refused_before_the_run_is_tried(shell: Sh
     assert result.code == 2 and "is not a folder" in result.complaint[0]
 
 
-@pytest.mark.timeout(240)  # a process that loads torch and transformers
+@pytest.mark.usefixtures("tries_here")
 def test_a_run_that_no_longer_fits_its_host_prints_no_invite_and_is_kept(shell: Shell) -> None:
     home = Home(shell.home)
     home.create()
@@ -141,7 +141,6 @@ IMPOSSIBLE = [  # a manifest, options, parts of the error and of its hint
     ("heads", HEADS, (), "num_attention_heads = 5 does not divide hidden_size = 128", "choose num_attention_heads from"),
     ("whole", "", ("--stage", "1"), "this run has no stages", "leave out --stage"),
     ("no such stage", "", ("--stages", "2", "--stage", "3"), "there is no stage 3: the model is cut into 2 stages", "from 1 to 2"),
-    ("memory", "", ("--max-memory", "570MB"), "and there are 570 MB (the setting max_memory = 570MB)", "a smaller model needs less"),
     ("memory of a stage", "", ("--stages", "2", "--max-memory", "620 MB"), "no stage of this run fits: stage 1 of 2 needs ", "more stages"),
 ]
 
@@ -169,6 +168,7 @@ print(code, "torch" in sys.modules)
 UNTRAINABLE = [  # a manifest, settings, parts of the error and of its hint
     ("vocabulary", SMALL, {}, "the tokenizer has 256 tokens, the model knows 100", "set vocab_size to 256"),
     ("devices", "", {"devices": "cpu:99"}, "needs 99 processor cores", "choose cpu:"),
+    ("memory", "", {"max_memory": "570MB"}, "and there are 570 MB (the setting max_memory = 570MB)", "a smaller model needs less"),
     ("disk", "", {"max_disk": "1MB"}, "of disk space, and there are 1.0 MB (the setting max_disk = 1MB)", "raise max_disk to"),
     ("text", OWN_TEXT, {"data": "texts"}, "holds 6 tokens", "give --data more text"),
 ]

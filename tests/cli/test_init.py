@@ -4,24 +4,19 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from gossamer.protocol.run.manifest import Manifest
 from tests.cli.shell import Shell
 
 
-def test_writes_the_default_run_with_this_peer_as_issuer(shell: Shell, tmp_path: Path) -> None:
-    file = tmp_path / "run.toml"
-    result = shell("init", file)
-    assert result.code == 0
-    written = Manifest.from_toml(file.read_text())
-    assert written.run.issuers == (shell("id").out.strip(),)
-    assert written == Manifest.checked({"run": {"issuers": list(written.run.issuers)}})
-
-
-def test_options_change_the_manifest(shell: Shell, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("tries_here")
+def test_writes_the_default_run_with_what_options_change_and_this_peer_as_issuer(shell: Shell, tmp_path: Path) -> None:
     file = tmp_path / "run.toml"
     assert shell("init", file, "--steps", "77", "--seed", "5", "--codec", "bf16", "--method", "noloco").code == 0
-    written = Manifest.from_toml(file.read_text())
-    assert (written.run.total_steps, written.run.seed, written.codec.name, written.outer.method) == (77, 5, "bf16", "noloco")
+    issuers = [shell("id").out.strip()]
+    changes = {"run": {"issuers": issuers, "total_steps": 77, "seed": 5}, "codec": {"name": "bf16"}, "outer": {"method": "noloco"}}
+    assert Manifest.from_toml(file.read_text()) == Manifest.checked(changes)
 
 
 def test_a_manifest_is_never_overwritten(shell: Shell, tmp_path: Path) -> None:
