@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import fields
 from typing import Any, Final
 
@@ -130,7 +131,7 @@ class Bounded:
     __slots__ = ()
 
     def __post_init__(self) -> None:
-        for name in field_names(type(self)):
+        for name in _limited_names(type(self)):
             value = getattr(self, name)
             if name in _LENGTHS and (value or name not in _MAY_BE_EMPTY):
                 need_length(name, value, _LENGTHS[name])
@@ -143,14 +144,16 @@ class Bounded:
                     need_count("size of a record", len(record), RECORD_BYTES)
 
 
-_NAMES: Final[dict[type[Any], tuple[str, ...]]] = {}
+@functools.cache
+def _limited_names(kind: type[Any]) -> tuple[str, ...]:
+    limited = {*_LENGTHS, *_COUNTS, *_SIZES, *_RECORDS}
+    return tuple(name for name in field_names(kind) if name in limited)
 
 
+@functools.cache
 def field_names(kind: type[Any]) -> tuple[str, ...]:
     """Return the names of a dataclass's fields, in order."""
-    if kind not in _NAMES:
-        _NAMES[kind] = tuple(field.name for field in fields(kind))
-    return _NAMES[kind]
+    return tuple(field.name for field in fields(kind))
 
 
 def need_length(name: str, value: bytes, num_bytes: int) -> None:

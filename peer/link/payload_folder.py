@@ -40,7 +40,7 @@ class PayloadFolder:
         self._write(name, os.O_APPEND, data)
 
     def _write(self, name: str, flag: int, data: Buffer) -> None:
-        descriptor = os.open(self.path(name), os.O_CREAT | os.O_WRONLY | flag, 0o600)
+        descriptor = os.open(f"{self._folder}/{name}", os.O_CREAT | os.O_WRONLY | flag, 0o600)
         try:
             view = memoryview(data).cast("B")
             while view:
@@ -58,7 +58,8 @@ class PayloadFolder:
 
     def remove(self, name: str) -> None:
         """Remove a file if it is there."""
-        self.path(name).unlink(missing_ok=True)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(f"{self._folder}/{name}")
 
     def remove_meeting(self, meeting: int) -> None:
         """Remove every file of a meeting."""

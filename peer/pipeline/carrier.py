@@ -81,8 +81,8 @@ class Carrier:
     @property
     def next_s(self) -> float:
         """Return when TimePassed is due; infinite while nothing waits for time."""
-        times = [min(hop.away.overdue_s, hop.away.notice_s) for hop in self.hops.values() if hop.away is not None]
-        times += [*(hop.unread_s for hop in self.hops.values()), *(lane.overdue_s() for lane in self.up.values())]
+        times = [hop.next_s for hop in self.hops.values()]
+        times += [lane.overdue_s() for lane in self.up.values()]
         if any(hop.state is HopState.READY for hop in self.hops.values()) or self.may_begin:
             times += [lane.rests_until_s for lane in self.down.values() if lane.rests_until_s > self._now_s]
         if self._nobody_above_since_s is not None:

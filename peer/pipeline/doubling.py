@@ -73,7 +73,7 @@ class Doubling:
 
         No group gets both a hop and its copy. A group in doubt gets no hop without a copy.
         """
-        free = self.without_copies(hop, lanes)
+        free = [lane for lane in self.without_copies(hop, lanes) if lane.credit(now_s)]
         if hop.measure or hop.copies:
             lane = choose(free, hop.tried, self.rng, now_s)
             return [] if lane is None else [lane]

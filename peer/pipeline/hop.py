@@ -101,6 +101,11 @@ class Hop:
         return self.state in AT_TRAINER
 
     @property
+    def next_s(self) -> float:
+        """Return when a look at it is due; infinite while it waits for no time."""
+        return self.unread_s if self.away is None else min(self.away.overdue_s, self.away.notice_s)
+
+    @property
     def are_all_back(self) -> bool:
         """Whether it waits for its backward pass, and the answers to its copies are here."""
         return all(one.state is HopState.BACK for one in (self, *self.copies))

@@ -23,6 +23,7 @@ def staged(folder: Path, *stages: int, count: int = 2, met: bool = True) -> Stag
     """Holders of these stages, which can hold any other one too once they have begun."""
     run = StagedRun(folder, count, len(stages), others=[STRANGER, *STRANGERS])
     for holder, stage in zip(run.holders, stages, strict=True):
+        holder.service_s = 0.5  # minutes pass with few events
         holder.home.stage.write_text(f"{stage + 1}\n")
         mates = [other for other, at in zip(run.holders, stages, strict=True) if at == stage and other is not holder]
         know(holder, [mate.peer_id for mate in mates], met=met)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import math
 import random
 from collections import Counter
 from collections.abc import Callable
@@ -81,6 +82,7 @@ class Holder:
     begun: set[int] = field(default_factory=set)  # at stage 0: hops that its trainer was asked to begin, and that are not over
     arrived_s: dict[int, float] = field(default_factory=dict)  # when each hop was first there
     num_doubled: int = 0  # backward passes with several answers
+    due_s: float = math.inf  # for which its carrier's next look at the time is set
     life: int = 0
     trainer: int = 0  # number of its trainer
 
@@ -93,7 +95,7 @@ class Holder:
         rng = random.Random(self.world.rng.random())
         self.carrier = Carrier(terms, rng, itertools.count(1000 * self.life))
         self.carrier.may_begin = self.world.begins
-        self.is_alive, self.current = True, None
+        self.is_alive, self.current, self.due_s = True, None, math.inf
         for kept in (self.files, self.added, self.jobs, self.wires, self.withdrawn, self.begun, self.arrived_s):
             kept.clear()
 
@@ -104,12 +106,14 @@ class Holder:
         for command in self.carrier.handle(event, self.world.now_s):
             self._carry_out(command)
         self._check()
-        due_s = self.carrier.next_s
-        if due_s < float("inf"):
-            self.world.after(max(0.0, due_s - self.world.now_s), self._tick, self.life)
+        due_s = max(self.world.now_s, self.carrier.next_s)
+        if due_s != self.due_s and due_s < math.inf:
+            self.world.at(due_s, self._tick, self.life)
+        self.due_s = due_s
 
     def _tick(self, life: int) -> None:
         if life == self.life and self.carrier.next_s <= self.world.now_s:
+            self.due_s = math.inf
             self.take(events.TimePassed())
 
     def _carry_out(self, command: commands.Command) -> None:
@@ -268,7 +272,10 @@ class World:
         return sum(holder.outcomes[HopOutcome.TRAINED] for holder in self.stages[0])
 
     def after(self, delay_s: float, call: Callable[..., None], *args: object) -> None:
-        heapq.heappush(self._heap, (self.now_s + delay_s, next(self._ticks), lambda: call(*args)))
+        self.at(self.now_s + delay_s, call, *args)
+
+    def at(self, when_s: float, call: Callable[..., None], *args: object) -> None:
+        heapq.heappush(self._heap, (when_s, next(self._ticks), lambda: call(*args)))
 
     def run_until(self, until_s: float, fault: Callable[[], None] | None = None, at_event: int = -1) -> None:
         """Run; `fault` happens before the event of that number."""
@@ -279,6 +286,14 @@ class World:
                 fault()
             call()
         self.now_s = until_s
+
+    def run_until_trained(self, within_s: float) -> float:
+        """Run until a driver makes progress, which it must within this time of the last fault; return the seconds."""
+        began_s, trained = self.now_s, self.trained
+        while self.trained == trained:
+            self.run_until(self.now_s + 0.25)
+            assert self.now_s - began_s <= within_s, f"no driver makes progress for {within_s:.0f} s after the last fault"
+        return self.now_s - began_s
 
     # ------------------------------------------------------------------ lanes
 

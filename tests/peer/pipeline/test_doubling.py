@@ -450,11 +450,9 @@ def test_faults_at_any_event_of_doubled_hops(seed: int, monkeypatch: pytest.Monk
         fault = rng.choice(
             [partial(world.kill, victim), partial(world.kill_trainer, victim), *(partial(world.cut, wire) for wire in wires)]
         )
-        world.run_until(world.now_s + 10.0, fault if victim.is_alive else None, world.num_events + rng.randint(1, 400))
+        world.run_until(world.now_s + 4.0, fault if victim.is_alive else None, world.num_events + rng.randint(1, 400))
     assert sum(holder.num_doubled for holder in world.holders) > 20
-    before = world.trained
-    world.run_until(world.now_s + 30.0)
-    assert world.trained > before
+    world.run_until_trained(30.0)
     for holder in world.holders:
         holder.take(events.HopsStopped())
     world.run_until(world.now_s + 300.0)

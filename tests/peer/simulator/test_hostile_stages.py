@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 
@@ -15,16 +17,20 @@ from tests.peer.simulator.test_stages import parameters, same, staged, trained
 
 torch.set_num_threads(1)
 SWARM = {"peers": 4, "method": "noloco", "stages": 2, "micro_batch": 1, "attackers": 1, "inner_steps": 4}
+PAIR = {**SWARM, "peers": 2}
 
 
-def played(monkeypatch: pytest.MonkeyPatch, every: int = 1, **choices: object) -> tuple[Population, HostileStages]:
-    """Train a swarm in which one hop in `every` is doubled; return its stages too."""
+def played(
+    monkeypatch: pytest.MonkeyPatch, every: int = 1, is_over: Callable[[HostileStages], bool] = lambda _: False, **choices: object
+) -> tuple[Population, HostileStages]:
+    """Train a swarm in which one hop in `every` is doubled, until `is_over` at the latest; return its stages too."""
     monkeypatch.setattr("gossamer.peer.pipeline.doubling.EVERY", every)
     population = small_population(staged(**{**SWARM, "steps": 12, **choices}))
     made = HostileStages(population)
     monkeypatch.setattr(staged_steps, "stages_of", lambda _: made)
     for _ in training(population):
-        pass
+        if is_over(made):
+            break
     return population, made
 
 
@@ -46,10 +52,16 @@ def test_honest_holders_are_never_odd(monkeypatch: pytest.MonkeyPatch) -> None:
     [("zero-gradients", 2), ("flipped-gradients", 3), ("replayed-gradients", 2), ("noise-long", 2), ("noise-huge", 3)],
 )
 def test_a_hostile_holder_is_found_and_rests(monkeypatch: pytest.MonkeyPatch, attack: str, count: int) -> None:
-    _, found = played(monkeypatch, attack=attack, hop_checks="all", stages=count, attack_stage=2, steps=10 * (count - 1))
+
+    def all_let_it_rest(stages: HostileStages) -> bool:
+        """Every holder of the stage below does, one that is hostile elsewhere included."""
+        return sum(3 in sender.rests_until for (_, below), sender in stages._senders.items() if below == 0) == 4
+
+    _, found = played(
+        monkeypatch, is_over=all_let_it_rest, attack=attack, hop_checks="all", stages=count, attack_stage=2, steps=10 * (count - 1)
+    )
     assert set(found.odd) == {3} and len(found.odd) >= 3
-    resting = [sender for (_, below), sender in found._senders.items() if below == 0 and 3 in sender.rests_until]
-    assert len(resting) == 4, "of every holder of the stage below, one that is hostile elsewhere included"
+    assert all_let_it_rest(found)
 
 
 def test_of_two_holders_nobody_is_blamed_and_nothing_unlike_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -58,9 +70,9 @@ def test_of_two_holders_nobody_is_blamed_and_nothing_unlike_is_used(monkeypatch:
 
 
 def test_every_attack_changes_what_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
-    usual = parameters(trained(staged(**SWARM, steps=2, attack=HONEST, hop_checks="none")))
+    usual = parameters(trained(staged(**PAIR, steps=2, attack=HONEST, hop_checks="none")))
     for attack in HOP_ATTACKS:
-        attacked = trained(staged(**SWARM, steps=2, attack=attack, hop_checks="none"))
+        attacked = trained(staged(**PAIR, steps=2, attack=attack, hop_checks="none"))
         assert same(usual, parameters(attacked)) is (attack == HONEST), attack
 
 
@@ -73,9 +85,9 @@ def test_a_driver_that_is_opposed_sends_nothing_to_that_holder_any_more(monkeypa
 
 
 def test_every_attack_of_a_driver_changes_what_others_learn() -> None:
-    usual = parameters(trained(staged(**SWARM, steps=2, attack=HONEST, attack_stage=1, hop_checks="none")))
+    usual = parameters(trained(staged(**PAIR, steps=2, attack=HONEST, attack_stage=1, hop_checks="none")))
     for attack in DRIVER_ATTACKS:
-        attacked = trained(staged(**SWARM, steps=2, attack=attack, attack_stage=1, hop_checks="none"))
+        attacked = trained(staged(**PAIR, steps=2, attack=attack, attack_stage=1, hop_checks="none"))
         assert same(usual, parameters(attacked)) is (attack == HONEST), attack
 
 
