@@ -11,10 +11,13 @@ from gossamer.cli.options import DEFAULT_HOME, HomeFolder
 from gossamer.peer.machine.extras import need_extra
 from gossamer.peer.machine.home import Home
 
-Prompt = Annotated[str, typer.Argument(metavar="PROMPT", help="Text to continue; in a run on chats, what the user says.", show_default=False)]
+Prompt = Annotated[
+    str, typer.Argument(metavar="PROMPT", help="Text to continue; in a run on chats, what the user says", show_default=False)
+]
 Tokens = Annotated[int, typer.Option("--tokens", metavar="N", min=1, help="Tokens to write, at most as many as a sequence of the run has.")]
 Temperature = Annotated[
-    float, typer.Option("--temperature", metavar="T", min=0.0, help="0 takes the likeliest token each time; above 1, unlikely ones more often.")
+    float,
+    typer.Option("--temperature", metavar="T", min=0.0, help="0 takes the likeliest token each time; above 1, unlikely ones more often."),
 ]
 Seed = Annotated[int, typer.Option("--seed", metavar="N", min=0, help="Seed of the random choice: another one, another text.")]
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 from dataclasses import fields
-from typing import Any, Final
+from typing import Final
 
 from gossamer.protocol.errors import BadMessage
 
@@ -123,6 +122,8 @@ _SIZES: Final = {
     **dict.fromkeys(CURVE_FIELDS, CURVE_POINTS),
 }
 _RECORDS: Final = ("records", "members")  # encoded member records
+_LIMITED: Final = frozenset({*_LENGTHS, *_COUNTS, *_SIZES, *_RECORDS})
+_FIELD_NAMES: Final[dict[type, tuple[str, ...]]] = {}  # looked up for each message, which takes longer anew
 
 
 class Bounded:
@@ -131,7 +132,9 @@ class Bounded:
     __slots__ = ()
 
     def __post_init__(self) -> None:
-        for name in _limited_names(type(self)):
+        for name in field_names(type(self)):
+            if name not in _LIMITED:
+                continue
             value = getattr(self, name)
             if name in _LENGTHS and (value or name not in _MAY_BE_EMPTY):
                 need_length(name, value, _LENGTHS[name])
@@ -144,16 +147,11 @@ class Bounded:
                     need_count("size of a record", len(record), RECORD_BYTES)
 
 
-@functools.cache
-def _limited_names(kind: type[Any]) -> tuple[str, ...]:
-    limited = {*_LENGTHS, *_COUNTS, *_SIZES, *_RECORDS}
-    return tuple(name for name in field_names(kind) if name in limited)
-
-
-@functools.cache
-def field_names(kind: type[Any]) -> tuple[str, ...]:
+def field_names(kind: type) -> tuple[str, ...]:
     """Return the names of a dataclass's fields, in order."""
-    return tuple(field.name for field in fields(kind))
+    if kind not in _FIELD_NAMES:
+        _FIELD_NAMES[kind] = tuple(field.name for field in fields(kind))
+    return _FIELD_NAMES[kind]
 
 
 def need_length(name: str, value: bytes, num_bytes: int) -> None:

@@ -15,7 +15,6 @@ from gossamer.peer.model.text_export import text_model
 from gossamer.peer.model.weights import Show, fast_weights, load_trained
 from gossamer.peer.text.tokenizer import byte_tokenizer, load_tokenizer
 from gossamer.protocol.errors import BadSettings
-from gossamer.protocol.run.fine_tuning import FineTuningDataSection
 from gossamer.protocol.run.manifest import need_text
 
 NO_CONTROL: Final = dict.fromkeys({*range(32), *range(127, 160)} - {9, 10})  # a terminal would obey what a model writes by chance
@@ -37,7 +36,7 @@ def write_on(home: Home, prompt: str, num_tokens: int, temperature: float, seed:
     tokenizer, (device, _) = load_tokenizer(manifest.tokenizer, home.tokenizer), choose_device("auto")
     pretrained = tokenizer.pretrained or byte_tokenizer()
     start = [tokenizer.document_end]  # what a document of the training text follows
-    if isinstance(manifest.data, FineTuningDataSection) and manifest.data.format == "chat":
+    if manifest.data.format == "chat":
         prompt = pretrained.apply_chat_template([{"role": "user", "content": prompt}], tokenize=False, add_generation_prompt=True)
         start = []
     tokens = torch.tensor([[*start, *tokenizer.encode_all([prompt])[0].tolist()]], device=device)
@@ -45,7 +44,7 @@ def write_on(home: Home, prompt: str, num_tokens: int, temperature: float, seed:
     if (room := num_most - tokens.numel()) < 1:
         raise BadSettings(f"the prompt has {tokens.numel()} tokens, and a sequence of the run {num_most}", hint="shorten the prompt")
 
-    class Pieces(TextStreamer):
+    class Pieces(TextStreamer):  # type: ignore[misc]
         def on_finalized_text(self, text: str, stream_end: bool = False) -> None:
             say(text.translate(NO_CONTROL))
 

@@ -37,7 +37,7 @@ def host(shell: Shell) -> Identity:
 
 @pytest.fixture
 def tries_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`peer init` and `peer host` try a run in this process, which has loaded torch and transformers; another one takes seconds for that."""
+    """`peer init` and `peer host` try a run in this process, not in one that loads torch and transformers first."""
     monkeypatch.setattr(manifests, "_from_process", lambda trial: json.dumps(reply_to(Trial.model_validate_json(trial))))
 
 
