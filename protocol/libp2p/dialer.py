@@ -1,7 +1,7 @@
 """Dial the addresses in member records, which are untrusted, and upgrade relayed connections to direct ones.
 
 Implausible addresses are filtered, and dials in vain limited per host: otherwise a hundred records of malicious peers that name one host
-would make the whole swarm dial this host. DNS names are resolved here, since anyone may have a name for any host.
+would make the whole swarm dial this host. DNS names are resolved first (host_names.py), since anyone may have a name for any host.
 """
 
 from __future__ import annotations
