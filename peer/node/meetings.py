@@ -26,7 +26,7 @@ from gossamer.protocol.identity import PeerId
 from gossamer.protocol.messages.messages import Hello, Outcome, Refusal, Resolve, RunPhase
 from gossamer.protocol.messages.terms import check_global_step, check_hello
 from gossamer.protocol.streams.transport import Stream
-from gossamer.protocol.tasks import loop_s
+from gossamer.protocol.tasks import Changes, loop_s
 
 SEND_LAST_S = 2.0  # for a refusal to be sent
 FIRST_TYPICAL_S = 0.3
@@ -57,7 +57,7 @@ class Meetings:
     typical_s: float = FIRST_TYPICAL_S  # typical duration of a completed meeting
     inbound: set[PeerId] = field(default_factory=set)
     _next: set[int] = field(default_factory=set)  # fragments for which a caller waits already
-    _ended: asyncio.Event = field(default_factory=asyncio.Event)  # set, and replaced, at the end of each meeting
+    _changes: Changes = field(default_factory=Changes)  # notified at the end of each meeting
 
     def __post_init__(self) -> None:
         self._numbers = itertools.count(self.rng.getrandbits(48))
@@ -113,7 +113,7 @@ class Meetings:
         callable_s = math.inf if soonest_s is None or not self._has_room else max(soonest_s, now_s + pause_s)
         with suppress(TimeoutError):
             async with asyncio.timeout_at(min(callable_s, until_s, now_s + RECHECK_S)):
-                await self._ended.wait()
+                await self._changes.wait()
 
     def shunned(self) -> set[PeerId]:
         """Return the live peers that rest after harmful messages."""
@@ -255,8 +255,7 @@ class Meetings:
                 self.typical_s += 0.2 * (took_s - self.typical_s)
         finally:
             del self.active[fragment]
-            self._ended.set()
-            self._ended = asyncio.Event()
+            self._changes.notify()
         if driver.stream is None:
             if finish.outcome is MeetingOutcome.FAILED:
                 self.peer_exchange.book.note_failure(partner, loop_s(), driver.silent_s)

@@ -22,7 +22,8 @@ from gossamer.peer.machine.status import Status
 
 
 def status(day_bytes: float, *, is_measured: bool = False, has_met: bool = True) -> Status:
-    expected = {"day_bytes": day_bytes, "inner_steps": 4, "step_s": 1.0, "is_measured": is_measured}
+    received = {"day_received": day_bytes, "day_hops": 0.0}
+    expected = {"day_bytes": day_bytes, "inner_steps": 4, "step_s": 1.0, "is_measured": is_measured, **received}
     return replace(Status(), expected_traffic=expected, meetings=Status().meetings | {"completed": int(has_met)})
 
 

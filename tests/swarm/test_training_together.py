@@ -70,7 +70,7 @@ def test_meetings_keep_the_mean_of_the_slow_weights_and_shrink_their_spread(tmp_
             peer.trainer.frozen = True
             for fragment in peer.trainer.replica.fragments:
                 fragment.slow += 0.02 * torch.randn(fragment.slow.shape, generator=draws)
-                fragment.gate.restore({"reach": 100.0, "allowance": 100.0})
+                fragment.gate.restore({"reach": 100.0, "allowance": 100.0, "gaps": []})
             _follow(peer)
             peer.start()
         mean, spread = torch.stack([peer.slow for peer in peers]).double().mean(0), swarm.spread()

@@ -42,7 +42,7 @@ def merged(gate: MergeGate, gap: float, own: Lengths) -> bool:
 def steady(gap: float = 1.0, num_meetings: int = 20) -> MergeGate:
     """A gate that has met one after another, each as far as it has moved itself, and has no allowance left from its beginning."""
     gate = MergeGate()
-    gate.restore({"reach": 0.0, "allowance": 0.0})
+    gate.restore({"reach": 0.0, "allowance": 0.0, "gaps": []})
     for _ in range(num_meetings):
         assert merged(gate, gap, moved(gap))
     return gate
@@ -87,7 +87,7 @@ def test_a_gap_that_only_the_allowance_covers_is_clipped_to_what_training_explai
 
 def test_longer_gaps_than_usual_are_clipped_once_enough_gaps_are_known() -> None:
     gate = MergeGate()
-    gate.restore({"reach": 1.0, "allowance": 0.0})
+    gate.restore({"reach": 1.0, "allowance": 0.0, "gaps": []})
     before = explained(gate, NOTHING)
     gate.restore({"reach": 1.0, "allowance": 0.0, "gaps": [0.5] * (ENOUGH - 1)})
     assert explained(gate, NOTHING) == before == pytest.approx(LIMIT)
@@ -122,7 +122,7 @@ def test_two_reaches_are_honest_and_more_is_not() -> None:
 def test_a_far_partner_takes_the_allowance_with_it_and_training_earns_it_back() -> None:
     gate = MergeGate()
     full = FULL_STEPS / STEPS  # moved(1.0) each time
-    gate.restore({"reach": 0.0, "allowance": full})
+    gate.restore({"reach": 0.0, "allowance": full, "gaps": []})
     assert merged(gate, full, moved(1.0))
     for _ in range(4):
         assert merged(gate, 1.0, moved(1.0))
