@@ -47,7 +47,7 @@ STATE_BYTES: Final = 1 << 37  # largest state of a model, or of one stage: a bit
 UNIX_SECONDS: Final = 253_402_300_799  # latest timestamp: the end of the year 9999, the last that Python's datetime represents
 
 # ---- records ----
-RECORD_BYTES: Final = KIB  # largest record; one whose addresses pass `announceable` takes at most 934 bytes
+RECORD_BYTES: Final = KIB  # largest record; one whose addresses pass `announceable` takes at most 961 bytes
 MOST_GENERATIONS: Final = 0xFFFF  # most restores of a home from a backup: the upper 16 bits of a record's sequence number, below STEPS
 RECORD_ADDRESSES: Final = 4  # most addresses in a record: public IPv4 and IPv6, and two relays
 FIGURE: Final = (1 << 35) - 1  # largest figure of a member's own part, five bytes on the wire: a record with all of them still fits

@@ -143,7 +143,7 @@ def test_announced_addresses_always_fit() -> None:
     assert len(addresses) == limits.RECORD_ADDRESSES
     largest = MemberRecord(
         RUN_ID, ALICE.peer_id, addresses, limits.STEPS, True, limits.STEPS, limits.UNIX_SECONDS, credential,
-        paused=True, tokens=limits.TOKENS, release=limits.RELEASES, figures=LARGEST,
+        paused=True, tokens=limits.TOKENS, release=limits.RELEASES, figures=LARGEST, stage=limits.STAGES,
     ).signed(ALICE)  # fmt: skip
     assert len(largest.to_bytes()) <= limits.RECORD_BYTES
     assert MemberRecord.from_bytes(largest.to_bytes()) == largest
