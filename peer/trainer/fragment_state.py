@@ -82,8 +82,8 @@ class MergeGate:
 
     A gap is the partner's message minus our own. It grows with the steps that both peers have made since they last agreed, directly or
     through other peers. A peer knows its own part of that, its `reach`: the lengths of its own pseudo-gradients since then, added up,
-    solo steps included. A meeting halves the reach and adds half of what the gap shows of the partner's. Clock steps that were not
-    trained here count as if the peer had moved. Peers that train alike have similar reaches: training explains a gap of `LIMIT`
+    solo steps included. A meeting halves the reach and adds half of what the gap shows of the partner's; with a slower partner, which is
+    merged in part, it takes that part of a half away. Clock steps that were not trained here count as if the peer had moved. Peers that train alike have similar reaches: training explains a gap of `LIMIT`
     reaches, unless the gap leads back along our own movement by more than `BACK`.
 
     A peer that was away, alone for long, or in the other half of a network split is farther off; from a new peer all peers are. For these
@@ -120,12 +120,13 @@ class MergeGate:
         """Return the part of a gap that may be merged without a probe: at most `share` of what training explains."""
         return min(1.0, share * self._explained(own) / gap) if gap else 1.0
 
-    def accept(self, gap: float, own: Lengths, kept: float = 1.0) -> None:
-        """Update the bounds after a merge of this part of a gap."""
+    def accept(self, gap: float, own: Lengths, kept: float = 1.0, most: float = 1.0) -> None:
+        """Update the bounds after a merge of this part of a gap. `most`: what is merged at most of a partner of this pace."""
         reach, allowance, merged = self._bounds.reach + own.moved, self._allowance(own), kept * gap
         unexplained = min(allowance, max(0.0, merged - self._explained(own)))
         gaps = (*self._bounds.gaps, min(LIMIT, gap / reach))[-LATEST:] if reach else self._bounds.gaps
-        self._bounds = Bounds(0.5 * math.hypot(reach, min(merged, reach + unexplained)), allowance - unexplained, gaps)
+        reach = math.hypot((1.0 - 0.5 * most) * reach, 0.5 * min(merged, reach + unexplained))
+        self._bounds = Bounds(reach, allowance - unexplained, gaps)
 
     def take_solo_step(self, moved: float) -> None:
         """Update the bounds after an outer step without a partner."""

@@ -198,7 +198,7 @@ class MeetingSide:
         """
         accepted = self._need_accepted()
         self.state.merge(step, self.since)
-        self.state.gate.accept(accepted.gap_length, accepted.own, self.part)
+        self.state.gate.accept(accepted.gap_length, accepted.own, self.part, self._most_part)
         if self._probed is not None:
             gate, judgement = self._probed
             gate.accept(judgement)

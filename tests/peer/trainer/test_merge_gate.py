@@ -111,6 +111,18 @@ def test_steps_that_the_clock_made_without_us_count_as_moved() -> None:
     assert not merged(steady(num_meetings=4), 12.0, moved(0.5, fast=60.0))
 
 
+def test_a_meeting_with_a_slower_partner_takes_only_its_part_of_the_way_to_the_others_away() -> None:
+    """What is left is the way to the others: a gate that forgot it would refuse the next honest partner."""
+    limits = []
+    for most in (1.0, 0.5, 0.0):
+        gate = steady()
+        gate.accept(1.5, moved(1.0), most, most)
+        limits.append(gate.limit(NOTHING))
+    alone = steady()
+    alone.take_solo_step(1.0)
+    assert limits == sorted(limits) and limits[-1] == pytest.approx(alone.limit(NOTHING), rel=0.1)
+
+
 def test_two_reaches_are_honest_and_more_is_not() -> None:
     gate = steady(num_meetings=3)
     limit = gate.limit(moved(1.0))
