@@ -17,6 +17,7 @@ from gossamer.peer.machine.home import Home
 from gossamer.peer.machine.units import duration_s
 from gossamer.peer.swarm.address_book import AddressBook
 from gossamer.peer.swarm.issued_invites import USES, IssuedInvites
+from gossamer.peer.swarm.membership import held_revocations
 from gossamer.protocol.addresses import NEAR, is_public, with_peer
 from gossamer.protocol.errors import BadSettings
 from gossamer.protocol.identity import Identity, PeerId
@@ -63,6 +64,9 @@ def invite(
         raise BadSettings("an invite with --for admits one peer, so --uses does not apply", hint="leave out one of them")
     not_after_s = int(time.time()) + lifetime_s(expires)
     to = PeerId.from_text(subject) if subject else None
+    if to is not None and held_revocations(folder).name(identity.peer_id, to):
+        hint = "it needs another key: `peer id --home DIR` prints that of another folder, from which it then joins"
+        raise BadSettings(f"{to.short()} is revoked for good: no invite admits it again", hint=hint)
     addresses = known_addresses(folder, identity.peer_id, tuple(also or ()))
     if to is None:
         issued = _limited(folder, identity, signed.run_id, addresses, not_after_s, uses or USES)
