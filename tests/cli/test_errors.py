@@ -115,7 +115,7 @@ COMMANDS: dict[str, list[tuple[tuple[str, ...], str, str]]] = {  # by verb: argu
     "service": [(("status",), "no service", "peer service install"), (("install",), "holds no run", "gossamer1")],
     "backup": [((), "FILE", "--help"), (("FILE.backup",), "holds no peer", "--home DIR")],
     "restore": [((), "FILE", "--help"), (("FILE.absent",), "does not exist", "--help"), ((__file__,), "no terminal", "--passphrase-file")],
-    "generate": [((), "holds no run", "--home DIR"), (("--temperature", "-1"), "-1", "likeliest")],
+    "generate": [((), "holds no run", "--home DIR"), (("--temperature", "-1"), "--temperature", "likeliest")],
     "export": [((), "FOLDER", "--help"), (("FILE.out",), "holds no run", "--home DIR")],
     "eval": [((), "holds no run", "--home DIR")],
     "compare": [(("FOLDER",), "unexpected", "--help")],

@@ -105,6 +105,18 @@ def test_only_issuers_may_write_invites(shell: Shell) -> None:
     assert "run.issuers" in result.complaint[1]
 
 
+@pytest.mark.parametrize(("access", "words"), [("allowlist", "for the members that the manifest lists"), ("open", "for everybody")])
+def test_an_invite_to_a_run_that_needs_none_says_who_may_join(access: str, words: str, shell: Shell) -> None:
+    shell("id")
+    manifest = Manifest.checked({"run": {"access": access, "members": [str(OTHER)] * (access == "allowlist")}})
+    Home(shell.home).manifest.write_bytes(SignedManifest.sign(manifest, Identity.load_or_create(Home(shell.home).identity)).to_bytes())
+    remember(shell.home, OTHER)
+    assert words in shell("invite").err
+    assert shell("invite", "--for", str(OTHER)).code == 0
+    stranger = shell("invite", "--for", str(Identity(b"s" * 32).peer_id))
+    assert (stranger.code == 2) is (access == "allowlist")
+
+
 def test_an_invite_without_a_run_is_refused(shell: Shell) -> None:
     assert shell("invite").code == 2
 

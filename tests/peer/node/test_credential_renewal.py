@@ -106,7 +106,7 @@ def test_only_the_issuers_revocation_ends_a_training_peer(tmp_path: Path, monkey
         failure, guest.failure = guest.failure, None
         while isinstance(failure, BaseExceptionGroup):
             (failure,) = failure.exceptions
-        assert isinstance(failure, RunRefusesUs) and "peer export" in failure.hint
+        assert isinstance(failure, RunRefusesUs) and "peer export" in failure.hint and "this key is refused for good" in failure.hint
         assert [one.revoked for one in watch.terms.revocations] == [guest.peer_id], "what is about others is not for it"
 
     play(Swarm(tmp_path, manifest=INVITES), story)
