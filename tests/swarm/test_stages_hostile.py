@@ -398,7 +398,7 @@ def test_a_driver_whose_micro_batches_all_others_oppose_rests_for_ten_minutes(tm
 
     run = StagedRun(tmp_path, 2, 4)
     for number, holder in enumerate(run.holders):
-        holder.fits, holder.service_s = (number // 3,), 1.0  # minutes pass with few events
+        holder.fits, holder.service_s = (number // 3,), 0.5  # minutes pass with few events
     play(run, story)
 
 
