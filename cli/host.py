@@ -11,7 +11,7 @@ import typer
 
 from gossamer.cli import options
 from gossamer.cli.generated_options import EVERY, Given, takes
-from gossamer.cli.invite import issued_to_anybody
+from gossamer.cli.invite import WITHOUT_INVITES, issued_to_anybody
 from gossamer.cli.manifests import START_AGAIN, RunOptions, changed, need_fit, pins_of, read_manifest, tried, with_pins
 from gossamer.cli.screen import Screen
 from gossamer.cli.session import hold_session, settings, undone_if_it_fails
@@ -122,7 +122,8 @@ def invite_line(folder: Home, identity: Identity, signed: SignedManifest, file: 
         except OSError as error:
             drawn.print_line(f"no invite could be written: {error.strerror}; `peer invite` writes one as soon as the disk takes it")
             return
-        drawn.print_line(f"invite for others, up to {uses} peers, valid for 30 days; use it as INVITE in `peer join INVITE`")
+        whom = WITHOUT_INVITES.get(signed.manifest().run.access, f"for others, up to {uses} peers")
+        drawn.print_line(f"invite {whom}, valid for 30 days; use it as INVITE in `peer join INVITE`")
         drawn.data(text)
 
     return look

@@ -17,6 +17,7 @@ from gossamer.peer.machine.home import Home
 from gossamer.peer.machine.units import duration_s
 from gossamer.peer.swarm.address_book import AddressBook
 from gossamer.peer.swarm.issued_invites import USES, IssuedInvites
+from gossamer.peer.swarm.membership import held_revocations
 from gossamer.protocol.addresses import NEAR, is_public, with_peer
 from gossamer.protocol.errors import BadSettings
 from gossamer.protocol.identity import Identity, PeerId
@@ -25,6 +26,10 @@ from gossamer.protocol.run.invite import Invite
 from gossamer.protocol.run.manifest import RunManifest
 
 LIFETIME_S = 30 * 24 * 3600
+WITHOUT_INVITES = {  # by access, whom an invite lets in where nobody needs one: it says only where the run is
+    "allowlist": "for the members that the manifest lists, and for nobody else",
+    "open": "for everybody: the run is open",
+}
 OWN_ADDRESSES = 3  # of this peer, before those of other peers: one public, one or two through relays
 
 Subject = Annotated[
@@ -63,13 +68,19 @@ def invite(
         raise BadSettings("an invite with --for admits one peer, so --uses does not apply", hint="leave out one of them")
     not_after_s = int(time.time()) + lifetime_s(expires)
     to = PeerId.from_text(subject) if subject else None
+    if to is not None and held_revocations(folder).name(identity.peer_id, to):
+        hint = "it needs another key: `peer id --home DIR` prints that of another folder, from which it then joins"
+        raise BadSettings(f"{to.short()} is revoked for good: no invite admits it again", hint=hint)
+    terms = signed.manifest().run
+    if to is not None and terms.access == "allowlist" and str(to) not in terms.members:
+        raise BadSettings(f"{to.short()} is not on the run's list of members", hint="host a new run whose manifest lists it in run.members")
     addresses = known_addresses(folder, identity.peer_id, tuple(also or ()))
     if to is None:
         issued = _limited(folder, identity, signed.run_id, addresses, not_after_s, uses or USES)
     else:
         issued = Invite.issue(identity, signed.run_id, addresses, to, not_after_s)
     not_after_s, written = issued.credential.not_after_s, issued.to_text()
-    print(_for_whom(issued, uses or USES), file=sys.stderr)
+    print(_for_whom(issued, uses or USES, terms.access), file=sys.stderr)
     print(json.dumps({"invite": written, "run_id": signed.run_id.hex(), "not_after_s": not_after_s}) if as_json else written)
 
 
@@ -102,8 +113,10 @@ def _limited(folder: Home, identity: Identity, run_id: bytes, addresses: tuple[s
         not_after_s += 1
 
 
-def _for_whom(issued: Invite, uses: int) -> str:
+def _for_whom(issued: Invite, uses: int, access: str) -> str:
     """Return what the issuer of an invite should know about who can use it."""
+    if access != "invite":
+        return WITHOUT_INVITES[access]
     if issued.credential.subject is not None:
         return f"for {issued.credential.subject} alone"
     most = "one peer" if uses == 1 else f"up to {uses} peers"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
 from typing import Annotated, Any
 
@@ -35,9 +35,8 @@ Forgive = Annotated[
 
 def peers(home: HomeFolder = DEFAULT_HOME, forgive: Forgive = "", as_json: Json = False) -> None:
     """Show the partners of the running peer: route, traffic, results of their meetings, and what their messages did to the loss."""
-    folder, records = Home(home), PartnerRecords()
-    if folder.partners.exists():
-        records.load(folder.partners.read_bytes())
+    folder = Home(home)
+    records = records_in(folder)
     if forgive:
         partner = named(forgive, records.peers())
         kept = folder.forgiven.read_text() if folder.forgiven.exists() else ""
@@ -54,7 +53,15 @@ def peers(home: HomeFolder = DEFAULT_HOME, forgive: Forgive = "", as_json: Json 
         print(fitted("\n".join([described(rows, now_s), *lanes_described(status)]), 8))
 
 
-def named(text: str, partners: Sequence[PeerId]) -> PeerId:
+def records_in(home: Home) -> PartnerRecords:
+    """Return the records of partners in a home; empty if it has none."""
+    records = PartnerRecords()
+    if home.partners.exists():
+        records.load(home.partners.read_bytes())
+    return records
+
+
+def named(text: str, partners: Collection[PeerId]) -> PeerId:
     """Return the partner with this id, or whose id ends so. Raises BadSettings."""
     found = [partner for partner in partners if text and str(partner).endswith(text)]
     if len(found) != 1:

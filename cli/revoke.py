@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from gossamer.cli.options import DEFAULT_HOME, HomeFolder, Json
+from gossamer.cli.peers import named, records_in
 from gossamer.peer.machine.held_manifest import need_manifest
 from gossamer.peer.machine.home import Home
 from gossamer.peer.swarm.issued_invites import IssuedInvites
@@ -20,10 +21,14 @@ from gossamer.protocol.messages.revocations import Revocation
 from gossamer.protocol.run.invite import PREFIX, Invite, closing_of
 from gossamer.protocol.run.manifest import SignedManifest
 
+SHORT_ID = 6  # characters of an id, as other commands show it
+
 What = Annotated[
     str,
     typer.Argument(
-        metavar="INVITE|PEERID", help="An invite that this peer wrote (revokes every member that joined with it), or the id of one member."
+        metavar="INVITE|PEERID",
+        help="An invite that this peer wrote (revokes every member that joined with it), "
+        "or the id of one member: whole, or the last six characters.",
     ),
 ]
 
@@ -43,7 +48,10 @@ def revoke(what: What, home: HomeFolder = DEFAULT_HOME, keep_members: KeepMember
     folder = Home(home)
     signed, identity = need_manifest(folder), Identity.load_or_create(folder.identity)
     need_issuer(signed, identity.peer_id)
-    names, words = find_member(what, signed.run_id, identity.peer_id, IssuedInvites(folder).admitted(), keep_members=keep_members)
+    admitted = IssuedInvites(folder).admitted()
+    if len(what) == SHORT_ID:
+        what = str(named(what, {*admitted, *records_in(folder).peers()}))
+    names, words = find_member(what, signed.run_id, identity.peer_id, admitted, keep_members=keep_members)
     signed_now = [Revocation(signed.run_id, identity.peer_id, name, int(time.time())).signed(identity) for name in names]
     are_new = keep_revocations(folder, signed_now)
     if as_json:

@@ -145,7 +145,12 @@ class RefusalCode(IntEnum):
     BUSY = 1, "the partner is in another meeting", _ASK_ANOTHER
     WRONG_RUN = 2, "the partner trains another run", "check that all peers joined with invites of the same run"
     WRONG_VERSION = 3, "the partner uses another protocol version", "install the same release of Gossamer as the other peers"
-    NOT_INVITED = 4, "the partner does not accept this peer as a member", "ask the host for a new invite, then `peer join` with it"
+    NOT_INVITED = (
+        4,
+        "the partner does not accept this peer as a member",
+        "ask the host for a new invite, then `peer join` with it; "
+        "a run with a list of members admits only the ids on it, and `peer id` prints this peer's",
+    )
     WRONG_TERMS = 5, "the partner derives other sizes from the manifest", "check that both peers run the same release"
     STEP_TOO_FAR = 6, "the global steps of the two peers are too far apart", f"{_ASK_ANOTHER}, and a late joiner catches up"
     NOT_READY = 7, "the partner's trainer is not ready yet", _ASK_ANOTHER

@@ -1,22 +1,29 @@
 """Global fixtures: one torch thread, a busy port, and a check that each test leaves no thread, child process or socket behind.
 
-With several workers (`make test`), it also defines which tests run one after the other, and which start first.
+It also runs tests that are coroutines and, with several workers (`make test`), defines which tests run one after the other, and which
+start first.
 """
 
 from __future__ import annotations
 
+import asyncio
 import gc
+import inspect
 import os
 import signal
 import socket
+import tempfile
 import threading
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
+from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 from hypothesis import settings
+
+from gossamer.protocol.memory import virtual_time
 
 settings.register_profile("same each time, on any machine", deadline=None, derandomize=True)
 settings.load_profile("same each time, on any machine")
@@ -90,6 +97,39 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             return group_of(nodeid)
 
     return ByGroup(config, log)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run a coroutine in virtual time, or in real time if it is marked so. A fixture that is an async context manager is entered."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    test = _with_entered(pyfuncitem.obj, {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames})
+    if (real_time := pyfuncitem.get_closest_marker("real_time")) is None:
+        virtual_time.run(test)
+        return True
+    with asyncio.Runner(**real_time.kwargs) as runner:
+        runner.run(test)
+    gc.collect()  # gRPC's thread ends with its last object, and asyncio keeps some in cycles
+    return True
+
+
+async def _with_entered(test: Callable[..., Coroutine[Any, Any, None]], given: dict[str, Any]) -> None:
+    async with AsyncExitStack() as stack:
+        for name, value in given.items():
+            if isinstance(value, AbstractAsyncContextManager):
+                given[name] = await stack.enter_async_context(value)
+        await test(**given)
+    if left := asyncio.all_tasks() - {asyncio.current_task()}:
+        _, left = await asyncio.wait(left, timeout=GRACE_S)
+    assert not left, f"tasks left behind: {[task.get_name() for task in left]}"
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """Yield an empty folder for Unix sockets: the paths of `tmp_path` are too long for them."""
+    with tempfile.TemporaryDirectory() as name:
+        yield Path(name)
 
 
 @pytest.fixture

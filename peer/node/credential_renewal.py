@@ -162,11 +162,16 @@ class CredentialRenewal:
             self.emit(Warned(TOPIC, words))
 
     def _end_if_revoked(self) -> None:
-        if self.terms.access == "invite" and self.terms.revocations.cover(self.client.identity.peer_id, self.membership.credential):
-            raise RunRefusesUs(
-                "the peer that wrote this peer's invite has revoked or closed it: no other peer of the run meets this one any more",
-                hint="what it has trained is kept (`peer export`); ask the host why, and for a new invite, then `peer join` with that",
-            )
+        me, credential = self.client.identity.peer_id, self.membership.credential
+        if self.terms.access != "invite" or credential is None or not self.terms.revocations.cover(me, credential):
+            return
+        again = "then `peer join` with that"
+        if self.terms.revocations.name(credential.issuer, me):
+            again += " in another folder (--home DIR): this key is refused for good"
+        raise RunRefusesUs(
+            "the peer that wrote this peer's invite has revoked or closed it: no other peer of the run meets this one any more",
+            hint=f"what it has trained is kept (`peer export`); ask the host why, and for a new invite, {again}",
+        )
 
 
 def membership_warning(left_s: float, *, is_unwanted: bool) -> str:

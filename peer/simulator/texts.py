@@ -89,7 +89,8 @@ def load_texts(scenario: Scenario, tokenizer: Tokenizer, path: Path | None, cach
         return Texts(tuple(_resident(first.tokens, scenario, draw, peer) for peer, draw in enumerate(draws)), (first,))
     if scenario.skew:
         first.close()
-        raise BadSettings("skew needs a local text: a streamed data set cannot be divided among the peers", hint="leave --skew out")
+        what = "a mixture" if section.source == "mixture" else "a streamed data set"
+        raise BadSettings(f"skew needs one local text: {what} is not divided among the peers", hint="leave --skew out")
     corpora = (first, *(load_corpus(section, tokenizer, draw, path, cache) for draw in draws[1:]))
     return Texts(corpora, corpora)
 

@@ -77,10 +77,16 @@ def keep_revocations(home: Home, new: Iterable[Revocation]) -> list[bool]:
     `peer revoke` and the running peer both write the file, and neither loses what the other has written.
     """
     with home.updating():
-        held = Revocations()
-        with suppress(OSError, PeerMisbehaved):  # none yet, or damaged
-            for revocation in read_revocations(home.revocations.read_bytes()):
-                held.add(revocation)
+        held = held_revocations(home)
         are_new = [held.add(revocation) for revocation in new]
         write_whole(home.revocations, held.to_bytes())
     return are_new
+
+
+def held_revocations(home: Home) -> Revocations:
+    """Return the revocations in a home; none where the file is missing or damaged."""
+    held = Revocations()
+    with suppress(OSError, PeerMisbehaved):
+        for revocation in read_revocations(home.revocations.read_bytes()):
+            held.add(revocation)
+    return held

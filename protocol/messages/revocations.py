@@ -46,6 +46,10 @@ class Revocations:
         self._by_name[name] = revocation
         return True
 
+    def name(self, issuer: PeerId, peer: PeerId) -> bool:
+        """Return whether an issuer has revoked this peer by its id: no other invite of that issuer admits it again."""
+        return (issuer, peer) in self._by_name
+
     def cover(self, peer: PeerId, credential: Credential | None) -> bool:
         """Return whether a peer's credential is revoked: by its peer, by its invite, or because its invite is closed."""
         return bool(self._about(peer, credential))

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import json
 import os
 import runpy
@@ -65,6 +66,10 @@ class Forks:
         asked = {"command": list(command), "environment": dict(environment), "printed": str(printed), "typed": str(typed)}
         return ForkedProgram(self, self.ask(**asked))
 
+    def load(self, *modules: str) -> None:
+        """Import more modules than every program does."""
+        assert self.ask(load=modules) == 1, "a fork would lack the other threads"
+
     def ask(self, **request: Any) -> Any:
         assert self._process.stdin is not None and self._process.stdout is not None
         self._process.stdin.write(json.dumps(request) + "\n")
@@ -85,6 +90,8 @@ def serve() -> None:
         request = json.loads(line)
         if "wait" in request:
             reply = exit_code(request["wait"])
+        elif "load" in request:
+            reply = load(*request["load"])
         elif not (reply := os.fork()):
             become(**request)
             return
@@ -110,22 +117,18 @@ def become(command: list[str], environment: dict[str, str], printed: str, typed:
     runpy.run_path(command[0], run_name="__main__")
 
 
-def load() -> None:
-    """Import what the programs import, and what torch imports with the first optimizer."""
-    import torch
-    import torch._dynamo
-    import torch.distributed.fsdp
-    import torch.nn.parallel
-
-    import gossamer
-
-    assert gossamer.host and torch.distributed.is_available()
-    gc.collect()
+def load(*modules: str) -> int:
+    """Import modules; return the number of this process's threads."""
+    gc.disable()
+    for module in modules:
+        importlib.import_module(module)
     gc.freeze()
+    gc.enable()
+    return len(os.listdir("/proc/self/task"))
 
 
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    load()
-    assert len(os.listdir("/proc/self/task")) == 1, "a fork would lack the other threads"
+    # torch imports torch._dynamo with the first optimizer
+    assert load("torch._dynamo", "torch.distributed.fsdp", "torch.nn.parallel", "gossamer.swarm") == 1, "a fork would lack other threads"
     serve()

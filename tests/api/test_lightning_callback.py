@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +15,8 @@ import gossamer
 from gossamer.lightning import SwarmCallback
 from gossamer.peer.machine.home import Home
 from gossamer.protocol.errors import BadSettings
-from tests.api.forked import ROOT
-from tests.api.test_swarm import Programs, all_ended
-
-EXAMPLE = [sys.executable, "-P", str(ROOT / "examples" / "images_lightning.py")]
+from tests.api.forked import Forks
+from tests.api.test_swarm import STEPS, ForkedPrograms, all_ended, shortened
 
 pytestmark = pytest.mark.filterwarnings("default")  # the framework's own
 
@@ -64,12 +61,14 @@ def fit(module: Regression, callbacks: list[Callback], **options: Any) -> Traine
 
 
 @pytest.mark.timeout(300)
-def test_two_trainers_end_alike(tmp_path: Path) -> None:
-    with all_ended(Programs(tmp_path)) as programs:
-        host = programs.start([*EXAMPLE, str(tmp_path / "first")])
-        guest = programs.start([*EXAMPLE, str(tmp_path / "second"), f"gossamer1{host.says('gossamer1', 120.0)}"])
+def test_two_trainers_end_alike(forks: Forks, tmp_path: Path) -> None:
+    forks.load("lightning.pytorch")
+    programs, example = ForkedPrograms(tmp_path, forks), str(shortened("images_lightning.py", tmp_path))
+    with all_ended(programs):
+        host = programs.fork(example, str(tmp_path / "first"))
+        guest = programs.fork(example, str(tmp_path / "second"), f"gossamer1{host.says('gossamer1', 120.0)}")
         assert host.end() == guest.end()
-        assert host.lines()[-1].endswith("300 steps of the run")
+        assert host.lines()[-1].endswith(f"{STEPS} steps of the run")
     assert Home(tmp_path / "first").last_status()["meetings"]["completed"] > 0
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from tests.peer.waiting import wait_until
 
 PROGRAM = str(Path(__file__).with_name("small_program.py"))
 SLOW = ("--pause-s", "0.01")
+STEPS = 120  # of an example's run
 LONG = ("--steps", "1000000", *SLOW)  # paced: it takes no core from what starts meanwhile
 
 
@@ -89,6 +91,14 @@ class ForkedPrograms(Programs):
         return self.fork(PROGRAM, str(self.folder / home), *options)
 
 
+def shortened(example: str, folder: Path) -> Path:
+    """Copy a program of examples/, with a run of STEPS steps."""
+    program, num_changes = re.subn(r"(STEPS = |steps=)300\b", rf"\g<1>{STEPS}", (ROOT / "examples" / example).read_text())
+    assert num_changes == 1
+    (folder / example).write_text(program)
+    return folder / example
+
+
 @contextmanager
 def all_ended(programs: Programs) -> Iterator[Programs]:
     family: list[psutil.Process] = []
@@ -115,12 +125,12 @@ def programs(tmp_path: Path, forks: Forks) -> Iterator[ForkedPrograms]:
 
 @pytest.mark.timeout(240)
 def test_the_images_example_ends_alike_as_a_file_and_from_stdin(programs: ForkedPrograms, tmp_path: Path) -> None:
-    script = ROOT / "examples" / "images.py"
+    script = shortened("images.py", tmp_path)
     host = programs.fork(str(script), str(tmp_path / "first"))
     invite = host.says("gossamer1")
     guest = programs.start([sys.executable, "-P", "-", str(tmp_path / "second"), f"gossamer1{invite}"], stdin=script)
     assert host.end() == guest.end()
-    assert host.lines()[-1].startswith("held-out loss ") and "300 steps" in host.lines()[-1]
+    assert host.lines()[-1].startswith("held-out loss ") and f"{STEPS} steps" in host.lines()[-1]
 
 
 RUN_NOTEBOOK = """
@@ -137,7 +147,7 @@ for cell in cells:
 
 @pytest.mark.timeout(240)
 def test_the_cells_of_the_notebook_host_and_join_a_run(programs: ForkedPrograms, tmp_path: Path) -> None:
-    program, notebook = tmp_path / "run_notebook.py", ROOT / "examples" / "notebook.ipynb"
+    program, notebook = tmp_path / "run_notebook.py", shortened("notebook.ipynb", tmp_path)
     program.write_text(RUN_NOTEBOOK)
 
     def start(folder: str, answer: str) -> Started:
@@ -148,7 +158,7 @@ def test_the_cells_of_the_notebook_host_and_join_a_run(programs: ForkedPrograms,
     host = start("first", "")
     guest = start("second", "gossamer1" + host.says("invite: gossamer1"))
     assert host.end() == guest.end().removeprefix("invite: ")  # the question has no line of its own
-    assert host.lines()[-1].startswith("held-out loss ") and host.lines()[-1].endswith("300 steps of the run")
+    assert host.lines()[-1].startswith("held-out loss ") and host.lines()[-1].endswith(f"{STEPS} steps of the run")
 
 
 @pytest.mark.timeout(240)

@@ -19,13 +19,19 @@ from gossamer.peer.machine.home import Home
 from gossamer.protocol.errors import BadSettings
 from gossamer.protocol.run.manifest import SignedManifest
 from gossamer.transformers import SwarmCallback
-from tests.api.forked import ROOT
-from tests.api.test_swarm import Programs, all_ended
+from tests.api.forked import ROOT, Forks
+from tests.api.test_swarm import ForkedPrograms, all_ended, shortened
 
-EXAMPLE = [sys.executable, "-P", str(ROOT / "examples" / "sft_lora.py")]
 NUM_ADAPTER_VALUES = 2 * 8 * (2 * (64 + 64) + (128 + 64))  # layers, rank; q_proj and v_proj, down_proj
 
 pytestmark = pytest.mark.filterwarnings("default")  # the framework's own
+
+
+@pytest.fixture
+def programs(tmp_path: Path, forks: Forks) -> ForkedPrograms:
+    """Programs that use transformers, in a process that has imported it."""
+    forks.load("accelerate", "peft", "transformers.models.llama.modeling_llama")  # not the Trainer: pyarrow starts a thread
+    return ForkedPrograms(tmp_path, forks)
 
 
 class Regression(nn.Module):
@@ -75,10 +81,11 @@ def trainer_of(model: Regression, folder: Path, callbacks: list[TrainerCallback]
 
 
 @pytest.mark.timeout(300)
-def test_two_trainers_of_an_adapter_end_alike_and_exchange_its_values_alone(tmp_path: Path) -> None:
-    with all_ended(Programs(tmp_path)) as programs:
-        host = programs.start([*EXAMPLE, str(tmp_path / "first")])
-        guest = programs.start([*EXAMPLE, str(tmp_path / "second"), f"gossamer1{host.says('gossamer1', 120.0)}"])
+def test_two_trainers_of_an_adapter_end_alike_and_exchange_its_values_alone(programs: ForkedPrograms, tmp_path: Path) -> None:
+    example = str(shortened("sft_lora.py", tmp_path))
+    with all_ended(programs):
+        host = programs.fork(example, str(tmp_path / "first"))
+        guest = programs.fork(example, str(tmp_path / "second"), f"gossamer1{host.says('gossamer1', 120.0)}")
         assert host.end() == guest.end()
         assert f"{NUM_ADAPTER_VALUES} values" in host.lines()[-1]
     manifest: Any = SignedManifest.from_bytes(Home(tmp_path / "second").manifest.read_bytes()).manifest()
@@ -113,14 +120,15 @@ def test_an_exception_leaves_the_run_and_the_same_script_goes_on(tmp_path: Path)
 
 
 @pytest.mark.timeout(120)
-def test_an_exception_without_a_with_block_ends_the_process_and_the_peer(tmp_path: Path) -> None:
-    program = f"""
+def test_an_exception_without_a_with_block_ends_the_process_and_the_peer(programs: ForkedPrograms, tmp_path: Path) -> None:
+    (program := tmp_path / "program.py").write_text(f"""
 from tests.api.test_transformers_callback import *
 model, folder = Regression(), Path({str(tmp_path)!r})
 trainer_of(model, folder, [Failing(), callback_of(model, folder / "home", gossamer.Run("a", 20))]).train()
-"""
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, check=False)
-    assert done.returncode == 1 and done.stderr.endswith("RuntimeError: a bug of the user's\n")
+""")
+    with all_ended(programs):
+        failing = programs.fork(str(program))
+        assert failing.process.wait(100) == 1 and failing.lines()[-1] == "RuntimeError: a bug of the user's"
     assert Home(tmp_path / "home").last_status()["state"] == "left" and not Home(tmp_path / "home").holder()
 
 

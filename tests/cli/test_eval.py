@@ -9,14 +9,6 @@ from tests.cli.shell import Shell
 from tests.peer.trained_homes import tiny_manifest, trained_home
 
 
-def test_evaluation_without_a_checkpoint_is_refused(shell: Shell) -> None:
-    shell("id")
-    result = shell("eval")
-    assert result.code == 2
-    assert str(shell.home) in result.complaint[0]
-    assert result.out == ""
-
-
 def test_as_many_tokens_are_measured_as_asked_for_and_the_json_says_what_made_it(shell: Shell) -> None:
     trained_home(shell.home, tiny_manifest(), fast_seed=2)
     result = shell("eval", "--tokens", "300", "--json")

@@ -1,11 +1,14 @@
-"""An installation without the extras: real processes in which none of their packages can be imported, for every verb."""
+"""An installation without the extras: processes in which none of their packages can be imported, for every verb."""
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import subprocess
 import sys
 import tomllib
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
@@ -21,7 +24,6 @@ from tests.cli.shell import ROOT, Start
 from tests.cli.test_compare import ran
 from tests.peer.fine_tuned import base_model
 from tests.peer.trained_homes import tiny_manifest, trained_home
-from tests.peer.waiting import wait_until
 
 START_S = 60.0  # of a node, on a busy machine
 ABSENT = """
@@ -34,6 +36,18 @@ class Absent:
 
 sys.meta_path.insert(0, Absent())
 """
+RUN_ALL = """
+import contextlib, io, json, sys
+from gossamer.cli.main import run
+
+for arguments in json.loads(sys.argv[1]):
+    with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err:
+        code = run(arguments)
+    print(json.dumps([code, out.getvalue(), err.getvalue()]), flush=True)
+"""
+Ended = tuple[int, str, str]
+"""Exit code, output and errors of a command."""
+RunAll = Callable[..., list[Ended]]
 
 
 @pytest.fixture
@@ -48,20 +62,29 @@ def home(tmp_path: Path) -> Home:
 
 
 @pytest.fixture
-def start(start: Start, tmp_path: Path) -> Start:
-    """Start `peer ARGUMENTS` as a process without the packages of these extras; its children lack them too."""
+def without(tmp_path: Path) -> Callable[[Iterable[str]], dict[str, str]]:
+    """Return the environment of a process without the packages of these extras; its children lack them too."""
 
-    def started_without(*arguments: str, extras: tuple[str, ...] = tuple(EXTRAS)) -> subprocess.Popen[str]:
+    def environment(extras: Iterable[str]) -> dict[str, str]:
         names = {module for extra in extras for module in EXTRAS[extra][1]}
         (tmp_path / "sitecustomize.py").write_text(ABSENT.format(names=names))
-        return start(*arguments, PYTHONPATH=f"{tmp_path}{os.pathsep}{ROOT}")
+        return {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
 
-    return started_without
+    return environment
 
 
-def ended(process: subprocess.Popen[str]) -> tuple[int, str, str]:
-    out, err = process.communicate(timeout=START_S)
-    return process.returncode, out, err
+@pytest.fixture
+def run_all(tmp_path: Path, without: Callable[[Iterable[str]], dict[str, str]]) -> RunAll:
+    """Run command lines one after the other in a process without the packages of these extras."""
+
+    def ran_without(*commands: Iterable[str], extras: Iterable[str] = EXTRAS) -> list[Ended]:
+        program = [sys.executable, "-P", "-c", RUN_ALL, json.dumps(commands)]
+        environment = os.environ | without(extras)
+        done = subprocess.run(program, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False)
+        assert done.returncode == 0, done.stderr
+        return [tuple(json.loads(line)) for line in done.stdout.splitlines()]
+
+    return ran_without
 
 
 LOCAL = ("--listen", "127.0.0.1", "--devices", "cpu")
@@ -97,74 +120,73 @@ WITH_A_PEER = (
     ("leave",),
 )
 EVERY = {*NEEDS, *(words[0] for words in (*WITHOUT, *WITH_A_PEER)), "doctor", "man"}
-ROWS = [(verb, *row) for verb in NEEDS for row in NEEDS[verb]]
 
 
 def test_every_verb_is_tried() -> None:
     assert set(VERBS) == EVERY
 
 
-@pytest.mark.timeout(120)
-@pytest.mark.parametrize(("verb", "arguments", "extra"), ROWS, ids=[" ".join((verb, *arguments)) for verb, arguments, _ in ROWS])
-def test_a_missing_extra_is_named_with_the_command_that_installs_it(
-    verb: str, arguments: tuple[str, ...], extra: str, home: Home, start: Start
-) -> None:
+def command_line(verb: str, arguments: Iterable[str], home: Home, folder: Path) -> tuple[str, ...]:
+    """Return a command that works on a copy of the home in this folder, so that no other command changes what it finds."""
+    shutil.copytree(home.path, folder / "one")
     if verb == "compare":
-        trained_home(home.path.parent / "alone", tiny_manifest(), 2)
-    folder = ("--home", str(home.path.parent if verb == "compare" else home.path)) if verb != "demo" else ()
-    if "BASE" in arguments:
-        arguments = tuple(str(base_model(home.path / "base")) if word == "BASE" else word for word in arguments)
-    code, out, err = ended(start(verb, *arguments, *folder, extras=(extra,)))
-    error, hint = err.splitlines()[-2:]
+        trained_home(folder / "alone", tiny_manifest(), 2)
+    base = (str(base_model(folder / "base")) if word == "BASE" else word for word in arguments)
+    return (verb, *base, *({"demo": (), "compare": ("--home", str(folder))}.get(verb, ("--home", str(folder / "one")))))
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("extra", EXTRAS)
+def test_a_missing_extra_is_named_with_the_command_that_installs_it(extra: str, home: Home, run_all: RunAll, tmp_path: Path) -> None:
+    rows = [(verb, arguments) for verb in NEEDS for arguments, needed in NEEDS[verb] if needed == extra]
+    assert rows
+    commands = [command_line(*row, home, tmp_path / str(number)) for number, row in enumerate(rows)]
     packages = ", ".join(name.replace("_", "-") for name in EXTRAS[extra][1])
-    assert error == f"error: {EXTRAS[extra][0]} needs packages that are not installed ({packages})", err
-    assert hint == f"hint: pip install 'gossamer-peer[{extra}]'"
-    assert (code, out, "Traceback" in err) == (ExitCode.BAD_INPUT, "", False)
+    for command, (code, out, err) in zip(commands, run_all(*commands, extras=(extra,)), strict=True):
+        assert "Traceback" not in err and (code, out) == (ExitCode.BAD_INPUT, ""), (command, err)
+        error, hint = err.splitlines()[-2:]
+        assert error == f"error: {EXTRAS[extra][0]} needs packages that are not installed ({packages})", (command, err)
+        assert hint == f"hint: pip install 'gossamer-peer[{extra}]'", (command, err)
 
 
-def test_the_doctor_names_a_missing_extra(tmp_path: Path, start: Start) -> None:
-    code, out, err = ended(start("doctor", "--home", str(tmp_path / "home"), "--listen", "127.0.0.1"))
+def test_the_doctor_names_a_missing_extra(tmp_path: Path, run_all: RunAll) -> None:
+    [(code, out, err)] = run_all(("doctor", "--home", str(tmp_path / "home"), "--listen", "127.0.0.1"))
     assert code == ExitCode.BAD_INPUT and "-> pip install 'gossamer-peer[text]'" in out and not err, out + err
 
 
-@pytest.mark.parametrize("words", WITHOUT, ids=" ".join)
-def test_a_verb_that_needs_no_extra(words: tuple[str, ...], home: Home, start: Start) -> None:
-    code, _, err = ended(start(*words, "--home", str(home.path)))
-    complaint = {"status": "no peer is running", "peers": "no peer is running", "service": "no service"}.get(words[0], "")
-    assert code == (ExitCode.BAD_INPUT if complaint else ExitCode.DONE) and complaint in err, err
+def test_the_other_verbs_need_no_extra(home: Home, run_all: RunAll) -> None:
+    complaints = {"status": "no peer is running", "peers": "no peer is running", "service": "no service"}
+    for words, (code, _, err) in zip(WITHOUT, run_all(*((*words, "--home", str(home.path)) for words in WITHOUT)), strict=True):
+        complaint = complaints.get(words[0], "")
+        assert code == (ExitCode.BAD_INPUT if complaint else ExitCode.DONE) and complaint in err, (words, err)
 
 
-def test_init_without_the_packages_says_what_it_did_not_try(home: Home, start: Start) -> None:
-    code, _, err = ended(start("init", "second.toml", "--home", str(home.path)))
-    assert code == ExitCode.DONE and "model and tokenizer were not tried" in err and "gossamer-peer[text]" in err
-    code, _, err = ended(start("init", "third.toml", "--codec", "zip", "--home", str(home.path)))
-    assert code == ExitCode.BAD_INPUT and 'codec.name = "zip"' in err
-
-
-def test_the_manual_page_needs_no_extra(start: Start) -> None:
-    code, out, err = ended(start("man"))
-    assert (code, err) == (ExitCode.DONE, "") and out.startswith(".TH PEER 1")
+def test_init_without_the_packages_says_what_it_did_not_try_and_the_manual_page_needs_none(home: Home, run_all: RunAll) -> None:
+    folder = ("--home", str(home.path))
+    second, third, manual = run_all(("init", "second.toml", *folder), ("init", "third.toml", "--codec", "zip", *folder), ("man",))
+    assert second[0] == ExitCode.DONE and "model and tokenizer were not tried" in second[2] and "gossamer-peer[text]" in second[2]
+    assert third[0] == ExitCode.BAD_INPUT and 'codec.name = "zip"' in third[2]
+    assert (manual[0], manual[2]) == (ExitCode.DONE, "") and manual[1].startswith(".TH PEER 1")
 
 
 @pytest.mark.timeout(120)
-def test_a_bootstrap_node_and_the_verbs_that_talk_to_it_need_no_extra(home: Home, start: Start) -> None:
+def test_a_bootstrap_node_and_the_verbs_that_talk_to_it_need_no_extra(
+    home: Home, start: Start, without: Callable[[Iterable[str]], dict[str, str]], run_all: RunAll
+) -> None:
     folder = ("--home", str(home.path))
-    node = start("bootstrap", "--listen", "127.0.0.1", *folder)
+    node = start("bootstrap", "--listen", "127.0.0.1", *folder, **without(EXTRAS))
     assert node.stdout is not None and "/p2p/" in node.stdout.readline()
-    wait_until(lambda: ended(start("status", *folder))[0] == ExitCode.DONE, "status of the node", START_S)
-    for words in WITH_A_PEER:
-        code, _, err = ended(start(*words, *folder))
+    for words, (code, _, err) in zip(WITH_A_PEER, run_all(*((*words, *folder) for words in WITH_A_PEER)), strict=True):
         is_refused = words[0] == "pause"  # it does not train
         assert code == (ExitCode.BAD_INPUT if is_refused else ExitCode.DONE) and ("does not train" in err) is is_refused, (words, err)
-    assert ended(node)[0] == ExitCode.DONE
+    node.communicate(timeout=START_S)
+    assert node.returncode == ExitCode.DONE
 
 
 @pytest.mark.timeout(120)
-def test_an_import_of_the_package_needs_no_extra(tmp_path: Path, start: Start) -> None:
-    start("id", "--home", str(tmp_path / "home"))  # writes the finder
+def test_an_import_of_the_package_needs_no_extra(without: Callable[[Iterable[str]], dict[str, str]]) -> None:
     program = "import gossamer, sys; gossamer.host; assert any(type(finder).__name__ == 'Absent' for finder in sys.meta_path)"
-    environment = os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
-    subprocess.run([sys.executable, "-P", "-c", program], env=environment, check=True)
+    subprocess.run([sys.executable, "-P", "-c", program], env=os.environ | without(EXTRAS), check=True)
 
 
 def test_the_table_of_extras_is_that_of_the_distribution() -> None:

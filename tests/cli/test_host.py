@@ -97,19 +97,6 @@ def test_an_invite_that_cannot_be_recorded_is_reported_and_not_given_out(
     assert capsys.readouterr().out == "" and "no invite could be written" in screen.getvalue()
 
 
-def test_a_place_where_the_invite_cannot_be_written_is_refused_at_once(shell: Shell, tmp_path: Path) -> None:
-    result = shell("host", "--write-invite", tmp_path / "none" / "invite")
-    assert result.code == 2
-    assert "none/invite" in result.complaint[0]
-
-
-def test_a_missing_manifest_file_is_named(shell: Shell, tmp_path: Path) -> None:
-    result = shell("host", tmp_path / "none.toml")
-    assert result.code == 2
-    assert "none.toml" in result.complaint[0]
-    assert result.out == ""
-
-
 def test_a_home_that_cannot_be_used_is_refused_before_the_run_is_tried(shell: Shell, tmp_path: Path) -> None:
     """A container with a read-only disk has no folder in which the trial could work."""
     (tmp_path / "run.toml").write_text(SMALL)
@@ -131,14 +118,10 @@ def test_a_run_that_no_longer_fits_its_host_prints_no_invite_and_is_kept(shell: 
     assert home.manifest.read_bytes() == held and not home.invites.exists()
 
 
-HEADS = "[model]\nconfig = {hidden_size = 128, num_attention_heads = 5}\n"
 SMALL = "[model]\nconfig = {hidden_size = 64, num_hidden_layers = 1, num_attention_heads = 2, vocab_size = 100}\n"
 OWN_TEXT = '[data]\nsource = "text"\n'
 IMPOSSIBLE = [  # a manifest, options, parts of the error and of its hint
     ("codec", "", ("--codec", "zip"), 'codec.name = "zip"', "choose from fp32"),
-    ("method", "", ("--method", "nolocoo"), 'outer.method = "nolocoo"', "did you mean noloco"),
-    ("optimizer", '[inner]\noptimizer = "sgd"\n', (), 'inner.optimizer = "sgd"', "choose from adamw, muon"),
-    ("heads", HEADS, (), "num_attention_heads = 5 does not divide hidden_size = 128", "choose num_attention_heads from"),
     ("whole", "", ("--stage", "1"), "this run has no stages", "leave out --stage"),
     ("no such stage", "", ("--stages", "2", "--stage", "3"), "there is no stage 3: the model is cut into 2 stages", "from 1 to 2"),
     ("memory of a stage", "", ("--stages", "2", "--max-memory", "620 MB"), "no stage of this run fits: stage 1 of 2 needs ", "more stages"),
@@ -160,7 +143,8 @@ print(code, "torch" in sys.modules)
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == "2 False\n"  # no invite
-    complaint, way_out = done.stderr.splitlines()
+    *before, complaint, way_out = done.stderr.splitlines()
+    assert before in ([], ["trying the run, which takes some seconds"])
     assert error in complaint and hint in way_out
     assert not (tmp_path / "home").exists()
 

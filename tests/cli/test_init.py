@@ -34,13 +34,6 @@ def test_an_unwritable_file_is_named(shell: Shell, tmp_path: Path) -> None:
     assert "missing" in result.complaint[0]
 
 
-def test_an_invalid_value_is_named(shell: Shell, tmp_path: Path) -> None:
-    result = shell("init", tmp_path / "run.toml", "--codec", "No Such Codec")
-    assert result.code == 2
-    assert "codec" in result.complaint[0]
-    assert not (tmp_path / "run.toml").exists()
-
-
 def test_an_unknown_name_is_refused_with_the_nearest_one(shell: Shell, tmp_path: Path) -> None:
     result = shell("init", tmp_path / "run.toml", "--codec", "modul4")
     assert result.code == 2

@@ -105,6 +105,18 @@ def test_only_issuers_may_write_invites(shell: Shell) -> None:
     assert "run.issuers" in result.complaint[1]
 
 
+@pytest.mark.parametrize(("access", "words"), [("allowlist", "for the members that the manifest lists"), ("open", "for everybody")])
+def test_an_invite_to_a_run_that_needs_none_says_who_may_join(access: str, words: str, shell: Shell) -> None:
+    shell("id")
+    manifest = Manifest.checked({"run": {"access": access, "members": [str(OTHER)] * (access == "allowlist")}})
+    Home(shell.home).manifest.write_bytes(SignedManifest.sign(manifest, Identity.load_or_create(Home(shell.home).identity)).to_bytes())
+    remember(shell.home, OTHER)
+    assert words in shell("invite").err
+    assert shell("invite", "--for", str(OTHER)).code == 0
+    stranger = shell("invite", "--for", str(Identity(b"s" * 32).peer_id))
+    assert (stranger.code == 2) is (access == "allowlist")
+
+
 def test_an_invite_without_a_run_is_refused(shell: Shell) -> None:
     assert shell("invite").code == 2
 
@@ -120,17 +132,11 @@ def test_a_wrong_id_is_named(shell: Shell, me: PeerId) -> None:
     assert "12D3Oops" in shell("invite", "--for", "12D3Oops").complaint[0]
 
 
-@pytest.mark.parametrize(
-    ("text", "seconds"), [("1m", 60), ("12h", 43200), ("30d", 2592000), ("2 days", 172800), ("1.5h", 5400), ("90s", 90)]
-)
-def test_valid_durations(text: str, seconds: int) -> None:
-    assert lifetime_s(text) == seconds
-
-
-@pytest.mark.parametrize("text", ["", "30", "0d", "-1d", "1y", "d"])
-def test_invalid_durations_are_refused(text: str) -> None:
-    with pytest.raises(BadSettings):
-        lifetime_s(text)
+def test_an_invite_lasts_a_second_at_least() -> None:
+    assert (lifetime_s("1.5h"), lifetime_s("1s")) == (5400, 1)
+    for text in ("0d", "0.5s", "30"):
+        with pytest.raises(BadSettings):
+            lifetime_s(text)
 
 
 def test_an_invite_for_anybody_is_limited_and_says_so(shell: Shell, me: PeerId) -> None:

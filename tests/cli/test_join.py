@@ -49,22 +49,9 @@ def test_an_invite_file_may_be_empty_at_first(shell: Shell, tmp_path: Path, monk
     assert f"waiting for an invite in {file}: it is empty\n" in result.err and "expired" in result.complaint[0]
 
 
-@pytest.mark.parametrize(
-    ("text", "complaint"),
-    [
-        ("hello", "starts with gossamer1"),
-        (invite()[:-20], "truncated"),
-        (invite().replace("2", "3", 1), "mistyped"),
-        (invite(lifetime_s=-HOUR_S), "expired"),
-        (invite(subject=HOST.peer_id), "the invite is for"),
-    ],
-    ids=["no invite", "truncated", "mistyped", "expired", "somebody else's"],
-)
-def test_a_bad_invite_is_refused_with_a_hint(text: str, complaint: str, shell: Shell) -> None:
-    result = shell("join", text)
-    assert result.code == 2
-    assert complaint in result.complaint[0]
-    assert result.complaint[1]
+def test_an_invite_for_another_peer_is_refused(shell: Shell) -> None:
+    result = shell("join", invite(subject=HOST.peer_id))
+    assert result.code == 2 and "the invite is for" in result.complaint[0]
 
 
 def test_an_invite_of_another_release_is_a_version_mismatch(shell: Shell) -> None:
@@ -79,9 +66,3 @@ def test_a_home_that_holds_another_run_is_left_alone(shell: Shell) -> None:
     assert result.code == 2
     assert "already holds another run" in result.complaint[0]
     assert Home(shell.home).manifest.read_bytes() == held
-
-
-def test_a_missing_data_path_is_refused(shell: Shell) -> None:
-    result = shell("join", invite(), "--data", "/nonexistent/text")
-    assert result.code == 2
-    assert "/nonexistent/text" in result.complaint[0]

@@ -16,7 +16,7 @@ import typer
 from gossamer.cli import main
 from gossamer.cli.main import GROUPS, VERBS, report_failure, run
 from gossamer.peer.machine.status import VERSION
-from gossamer.protocol.errors import BadInvite, ExitCode, PeerGone, RunRefusesUs, SwarmUnreachable, WrongVersion
+from gossamer.protocol.errors import ExitCode, PeerGone, RunRefusesUs, SwarmUnreachable, WrongVersion
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.run.invite import Invite
 from tests.cli.shell import Shell
@@ -125,12 +125,9 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == f"{VERSION}\n"
 
 
-@pytest.mark.parametrize("arguments", [["fly"], ["id", "--wings"], ["host", "--port", "70000"], ["demo", "--peers", "1"], ["export"]])
-def test_an_unknown_verb_or_option_is_bad_input(arguments: list[str], shell: Shell) -> None:
-    result = shell(*arguments)
-    assert result.code == ExitCode.BAD_INPUT
-    assert result.out == ""
-    assert "--help" in result.complaint[1]
+def test_an_unknown_verb_is_bad_input(shell: Shell) -> None:
+    result = shell("fly")
+    assert (result.code, result.out) == (ExitCode.BAD_INPUT, "") and "--help" in result.complaint[1]
 
 
 @pytest.mark.parametrize(
@@ -168,11 +165,6 @@ def test_a_full_disk_is_no_bug(capsys: pytest.CaptureFixture[str]) -> None:
     report_failure(OSError(errno.ENOSPC, "No space left on device", "/home/me/.gossamer/invites.new"))
     error, hint = capsys.readouterr().err.splitlines()
     assert error == "error: /home/me/.gossamer/invites.new: No space left on device" and "free some space" in hint
-
-
-def test_error_then_hint(capsys: pytest.CaptureFixture[str]) -> None:
-    report_failure(BadInvite("the invite is cut", hint="copy the whole line"))
-    assert capsys.readouterr() == ("", "error: the invite is cut\nhint: copy the whole line\n")
 
 
 def test_no_empty_hint(capsys: pytest.CaptureFixture[str]) -> None:

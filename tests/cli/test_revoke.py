@@ -47,6 +47,21 @@ def test_revoking_a_member_closes_the_invite_for_anybody_by_which_it_came(shell:
     assert revoked(shell) == {GUEST.peer_id, closing_of(bearer)}
 
 
+def test_a_member_is_named_as_other_commands_show_it(shell: Shell, host: Identity) -> None:
+    IssuedInvites(Home(shell.home)).admit(GUEST.peer_id, STRANGER.peer_id)
+    assert "0 partners" in shell("revoke", "abcdef").complaint[0]
+    assert shell("revoke", str(GUEST.peer_id)[-6:]).code == 0
+    assert GUEST.peer_id in revoked(shell)
+
+
+def test_no_invite_is_written_for_a_revoked_peer(shell: Shell, host: Identity) -> None:
+    shell("revoke", str(GUEST.peer_id))
+    result = shell("invite", "--for", str(GUEST.peer_id), "--also", ADDRESS)
+    assert (result.code, result.out) == (2, "")
+    assert "is revoked for good" in result.complaint[0] and "another key" in result.complaint[1]
+    assert shell("invite", "--for", str(STRANGER.peer_id), "--also", ADDRESS).code == 0
+
+
 def test_a_member_that_may_return_is_reported(shell: Shell, host: Identity) -> None:
     assert "or it returns under another key" in shell("revoke", str(GUEST.peer_id)).out
 

@@ -55,12 +55,6 @@ def test_home_may_begin_with_a_tilde(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     assert settings(Path("~/peer"), LOCAL).home == tmp_path / "peer"
 
 
-def test_a_device_that_does_not_exist_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(BadSettings, match="devices") as caught:
-        settings(tmp_path, LOCAL | {"devices": "abacus"})
-    assert caught.value.hint
-
-
 def test_the_farewell_after_the_run_names_export() -> None:
     result = farewell(Status(state="done", step=800, total_steps=800, loss=2.04), CONFIG)
     assert result.startswith("the run is over: step 800 of 800, loss 2.040\nhint: ")

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from textual.widgets import Sparkline, Static
 
 from gossamer.cli.full_screen import FullScreen
@@ -27,27 +27,24 @@ def trained() -> Status:
     return status
 
 
-def test_the_full_screen_shows_the_answers_of_the_peers(tmp_path: Path) -> None:
+@pytest.mark.real_time
+async def test_the_full_screen_shows_the_answers_of_the_peers(tmp_path: Path) -> None:
     home, status = Home(tmp_path / "home"), trained()
     home.create()
     answers = {"status": status.to_json(), "peers": {"peers": []}, "history": status.history.to_json()}
     answers["config"] = PeerConfig(home=home.path).model_dump(mode="json", include=set(LocalSettings.model_fields))
-
-    async def test() -> None:
-        view = FullScreen([home.path, tmp_path / "nobody"])
-        with runtime_folder(0) as runtime:
-            async with serving(home, runtime, lambda request: answers[request["verb"]]), view.run_test(size=(120, 60)) as pilot:
-                sentences = [str(panel.render()) for panel in view.query(".sentence").results(Static)]
-                assert sentences[0].startswith("training for ")
-                assert "no peer is running" in sentences[1]
-                assert list(view.query("#loss").results(Sparkline))[0].data == [5 - second / 10 for second in range(20)]
-                titles = view.query("#title-tokens_per_second").results(Static)
-                assert [str(title.render()) for title in titles] == ["images a second", "a second"]
-                assert "1a2b3c" in view.export_screenshot()
-                await pilot.press("q")
-        assert view.return_code == 0
-
-    asyncio.run(test())
+    view = FullScreen([home.path, tmp_path / "nobody"])
+    with runtime_folder(0) as runtime:
+        async with serving(home, runtime, lambda request: answers[request["verb"]]), view.run_test(size=(120, 60)) as pilot:
+            sentences = [str(panel.render()) for panel in view.query(".sentence").results(Static)]
+            assert sentences[0].startswith("training for ")
+            assert "no peer is running" in sentences[1]
+            assert list(view.query("#loss").results(Sparkline))[0].data == [5 - second / 10 for second in range(20)]
+            titles = view.query("#title-tokens_per_second").results(Static)
+            assert [str(title.render()) for title in titles] == ["images a second", "a second"]
+            assert "1a2b3c" in view.export_screenshot()
+            await pilot.press("q")
+    assert view.return_code == 0
 
 
 def test_a_pipe_is_no_terminal(tmp_path: Path) -> None:

@@ -113,10 +113,7 @@ def test_a_damaged_record_of_the_run_counts_as_none(shell: Shell, host: Identity
             },
             "trains the model org/small on org/tales",
         ),
-        (
-            {"data": {"source": "huggingface", "name": "/home/somebody/secret"}},
-            "trains a llama model from random weights on a data set",
-        ),
+        ({"data": {"source": "huggingface", "name": "/home/somebody/secret"}}, "trains a llama model from random weights on a data set"),
     ],
 )
 def test_the_purpose_follows_from_the_manifest_and_names_no_folder(tables: dict[str, dict[str, str]], words: str) -> None:

@@ -22,7 +22,6 @@ RUNS = {  # a process each: starting one takes longer than most of the tests
             f"{TRAINER}/test_{name}.py"
             for name in ("exchange", "exchange_order", "exchange_thread", "saver", "adoption", "inner_loop", "probe")
         ),
-        "tests/peer/simulator/test_training.py::test_equal_seeds_give_equal_results",
     ),
 }
 

@@ -26,6 +26,8 @@ from gossamer.peer.machine.room import Room
 from gossamer.peer.model.accelerator import choose_device, choose_devices
 from gossamer.peer.model.checkpoint import load_latest
 from gossamer.peer.model.computing import Computing
+from gossamer.peer.simulator.choices import scenario
+from gossamer.peer.simulator.training import Venue, simulate
 from gossamer.peer.trainer import stopwatch
 from gossamer.peer.trainer.device import keep_within
 from gossamer.peer.trainer.need import rooms, run_need
@@ -227,6 +229,15 @@ def test_the_boundary_of_the_text_trainer_waits_for_nothing_unless_something_is_
                 boundary.answer()
     finally:
         boundary.close()
+
+
+def test_a_simulated_swarm_meets_on_it_as_its_seed_says(tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("the quick brown fox jumps over the lazy dog; " * 200)
+    venue = Venue(tmp_path / "cache", tmp_path / "text.txt", NAME, num_eval_batches=1, num_curve_batches=1)
+    made = scenario(small_manifest(data={"source": "text"}), {"peers": 2, "steps": 4, "inner_steps": 2, "codec": "modulo4"})
+    first, second = (simulate(made, venue, lambda *_: None) for _ in range(2))
+    assert first.meetings
+    assert (first.eval_loss, first.weight_std, first.meetings) == (second.eval_loss, second.weight_std, second.meetings)
 
 
 def test_a_limit_that_torch_cannot_hold_there_is_refused() -> None:

@@ -56,6 +56,12 @@ async def echo(purpose: Purpose, stream: Stream) -> None:
         await stream.send(await stream.receive())
 
 
+async def say(stream: Stream, number: int) -> None:
+    """Send a number to a partner that echoes, and check that it comes back."""
+    await stream.send(chunk(number))
+    assert await number_of(stream) == number
+
+
 async def expect_over(stream: Stream) -> None:
     """Check that no message can be received or sent any more."""
     with pytest.raises(PeerGone):

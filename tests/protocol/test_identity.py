@@ -125,8 +125,7 @@ def test_key_file_that_others_can_read_is_rejected_with_a_hint(tmp_path: Path, m
 
 
 @pytest.mark.parametrize(
-    "content",
-    [b"", b"not a key", ALICE.to_bytes()[:-1], ALICE.to_bytes() + b"x", ALICE.to_bytes()[:-32] + BOB.to_bytes()[-32:], bytes(68)],
+    "content", [b"", b"not a key", ALICE.to_bytes()[:-1], ALICE.to_bytes() + b"x", ALICE.to_bytes()[:-32] + BOB.to_bytes()[-32:], bytes(68)]
 )
 def test_damaged_key_file_is_rejected_and_unchanged(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "identity.key"

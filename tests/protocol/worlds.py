@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-import asyncio
-import gc
 import tempfile
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
-
-import uvloop
+from typing import Protocol
 
 from gossamer.protocol.identity import Identity, PeerId
+from gossamer.protocol.libp2p.outbound import Outbound
 from gossamer.protocol.libp2p.p2pd import Daemon, DaemonSettings
 from gossamer.protocol.libp2p.splice import CarriedBytes
 from gossamer.protocol.libp2p.tunnel import tunnel_transport
-from gossamer.protocol.memory import virtual_time
 from gossamer.protocol.memory.conversation import Link
 from gossamer.protocol.memory.network import MemoryNetwork
 from gossamer.protocol.streams.admission import Admission, StreamCaps
-from gossamer.protocol.streams.transport import StreamHandler, Transport
-from tests.protocol.peers import seeded
+from gossamer.protocol.streams.transport import Purpose, Stream, StreamHandler, Transport
+from tests.protocol.peers import nobody, seeded
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +27,10 @@ class Peer:
     transport: Transport
     addresses: tuple[str, ...] = ()
 
+    async def connect(self, partner: Peer, purpose: Purpose = Purpose.MEET) -> Stream:
+        return await self.transport.connect(partner.peer_id, partner.addresses, purpose)
 
-Scenario = Callable[["World"], Coroutine[Any, Any, None]]
-Play = Callable[[Scenario], None]
+
 Banned = Callable[[PeerId], bool]
 
 
@@ -45,6 +42,12 @@ class World(Protocol):
     async def peer(self, handler: StreamHandler, caps: StreamCaps | None = None, is_banned: Banned = nobody_is_banned) -> Peer: ...
 
     async def kill(self, peer: Peer) -> None: ...
+
+
+async def stream_to(world: World, handler: StreamHandler, purpose: Purpose = Purpose.MEET) -> Stream:
+    """Open a stream of one new peer to another, which handles it so."""
+    a, b = await world.peer(nobody), await world.peer(handler)
+    return await a.connect(b, purpose)
 
 
 class MemoryWorld:
@@ -67,6 +70,24 @@ class MemoryWorld:
         self._network.kill(peer.peer_id)
 
 
+LOCAL = DaemonSettings(Path(), Path(), "127.0.0.1")
+
+
+async def start_daemon(stack: AsyncExitStack, home: Path, settings: DaemonSettings = LOCAL) -> Daemon:
+    """Start the p2pd of a peer with a key of its own in `home`."""
+    Identity.load_or_create(home / "key")
+    return await stack.enter_async_context(Daemon(replace(settings, identity_file=home / "key", folder=home / "run")))
+
+
+async def open_tunnel(
+    stack: AsyncExitStack, home: Path, handler: StreamHandler, admission: Admission | None = None, carried: CarriedBytes | None = None
+) -> tuple[Daemon, Outbound]:
+    """Start a peer's p2pd, and the tunnel over it."""
+    daemon = await start_daemon(stack, home)
+    tunnel = tunnel_transport(daemon.control, home / "run", handler, admission or Admission(), carried or CarriedBytes())
+    return daemon, await stack.enter_async_context(tunnel)
+
+
 class TunnelWorld:
     def __init__(self) -> None:
         self._stack = AsyncExitStack()
@@ -81,29 +102,9 @@ class TunnelWorld:
 
     async def peer(self, handler: StreamHandler, caps: StreamCaps | None = None, is_banned: Banned = nobody_is_banned) -> Peer:
         home = self._root / str(len(self._daemons))
-        Identity.load_or_create(home / "key")
-        daemon = await self._stack.enter_async_context(Daemon(DaemonSettings(home / "key", home / "run", "127.0.0.1")))
-        assert daemon.peer_id is not None
+        daemon, transport = await open_tunnel(self._stack, home, handler, Admission(caps, is_banned))
         self._daemons[daemon.peer_id] = daemon
-        transport = tunnel_transport(daemon.control, home / "run", handler, Admission(caps, is_banned), CarriedBytes())
-        return Peer(daemon.peer_id, await self._stack.enter_async_context(transport), daemon.addresses)
+        return Peer(daemon.peer_id, transport, daemon.addresses)
 
     async def kill(self, peer: Peer) -> None:
         self._daemons[peer.peer_id].kill()
-
-
-async def _inside(world: Any, test: Scenario) -> None:
-    async with world:
-        await test(world)
-    left = [task.get_name() for task in asyncio.all_tasks() if task is not asyncio.current_task()]
-    assert not left, f"tasks left behind: {left}"
-
-
-def in_memory(test: Scenario) -> None:
-    virtual_time.run(_inside(MemoryWorld(), test))
-
-
-def over_libp2p(test: Scenario) -> None:
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:  # as in the node process; test_node.py uses asyncio's own loop
-        runner.run(_inside(TunnelWorld(), test))
-    gc.collect()  # gRPC's thread ends with its last object, and asyncio keeps some in cycles

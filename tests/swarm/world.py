@@ -364,6 +364,14 @@ class Swarm:
             assert loop.time() < until_s, "it did not come to pass"
             await asyncio.sleep(0.05)
 
+    async def __aenter__(self) -> Swarm:
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self.check()
+            await self.close()
+
     def check(self) -> None:
         for peer in self.peers:
             if peer.failure is not None:
@@ -403,9 +411,8 @@ def play(swarm: Swarm, story: Callable[[Swarm], Awaitable[None]]) -> None:
     """Let a story happen in virtual time, and see that it leaves nothing behind."""
 
     async def inside() -> None:
-        await story(swarm)
-        swarm.check()
-        await swarm.close()
+        async with swarm:
+            await story(swarm)
 
     torch.set_num_threads(1)
     virtual_time.run(inside())

@@ -4,6 +4,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 
+def request_to(path: str, headers: dict[str, str], *, method: str = "GET", query: str = "", client: str = "127.0.0.1") -> dict[str, Any]:
+    """Return a request as a server passes it to a page."""
+    return {
+        "type": "http", "http_version": "1.1", "method": method, "path": path, "raw_path": path.encode(), "root_path": "",
+        "scheme": "http", "query_string": query.encode(), "client": (client, 1), "server": ("192.0.2.9", 80),
+        "headers": [(name.encode(), value.encode()) for name, value in headers.items()],
+    }  # fmt: skip
+
+
 @dataclass
 class Answer:
     """The response of a page to a request. Of an endless stream, it holds the first piece."""

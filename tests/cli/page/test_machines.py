@@ -201,7 +201,8 @@ def test_an_answer_that_drips_is_given_up(monkeypatch: pytest.MonkeyPatch) -> No
             thread.join()
 
 
-def test_a_machine_that_does_not_answer_delays_nobody() -> None:
+@pytest.mark.real_time
+async def test_a_machine_that_does_not_answer_delays_nobody() -> None:
     release = threading.Event()
     calls: list[str] = []
 
@@ -210,15 +211,12 @@ def test_a_machine_that_does_not_answer_delays_nobody() -> None:
         release.wait(30.0)
         return [TRAINING]
 
-    async def story() -> None:
-        machines = Machines(machines_of([f"http://127.0.0.1:8421/?token={TOKEN}"]), ask)
-        began_s = time.monotonic()
-        machines.look()
-        machines.look()
-        await asyncio.sleep(0)
-        assert time.monotonic() - began_s < 5.0
-        release.set()
-        await eventually(lambda: machines.all[0].rows, "an answer")
-        assert len(calls) == 1
-
-    asyncio.run(story())
+    machines = Machines(machines_of([f"http://127.0.0.1:8421/?token={TOKEN}"]), ask)
+    began_s = time.monotonic()
+    machines.look()
+    machines.look()
+    await asyncio.sleep(0)
+    assert time.monotonic() - began_s < 5.0
+    release.set()
+    await eventually(lambda: machines.all[0].rows, "an answer")
+    assert len(calls) == 1

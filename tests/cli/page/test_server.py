@@ -21,7 +21,7 @@ from gossamer.peer.supervisor.pauses import Pause, asked_pause, ruled_pause
 from gossamer.peer.supervisor.surroundings import Surroundings
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.run.manifest import Manifest, SignedManifest
-from tests.cli.page.answer import Answer
+from tests.cli.page.answer import Answer, request_to
 
 TOKEN, PORT = "a-token", 4321
 HERE = {"host": f"127.0.0.1:{PORT}"}
@@ -31,13 +31,7 @@ STATUS = apply(Status(peer_id="12D3KooX"), changed("training"))
 async def request(homes: list[Path], path: str, headers: dict[str, str], token: str | None = TOKEN, body: bytes | None = None) -> Answer:
     """Send one request to the page of these homes, as its server would pass it on."""
     answer, has_piece = Answer(), asyncio.Event()
-    query = b"" if token is None else f"token={token}".encode()
-    scope = {
-        "type": "http", "http_version": "1.1", "method": "GET" if body is None else "POST", "path": path, "raw_path": path.encode(),
-        "root_path": "", "scheme": "http", "query_string": query,
-        "headers": [(name.encode(), value.encode()) for name, value in headers.items()],
-        "client": ("127.0.0.1", 1), "server": ("127.0.0.1", PORT),
-    }  # fmt: skip
+    scope = request_to(path, headers, method="GET" if body is None else "POST", query="" if token is None else f"token={token}")
     asked = iter([{"type": "http.request", "body": body or b""}])
 
     async def receive() -> dict[str, Any]:

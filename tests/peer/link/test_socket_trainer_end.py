@@ -7,6 +7,7 @@ import os
 import resource
 import socket
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -25,14 +26,26 @@ def raw_node(folder: Path) -> socket.socket:
     return node
 
 
+@pytest.fixture
+def trainer(folder: Path) -> Iterator[TrainerEnd]:
+    trainer = TrainerEnd(folder)
+    yield trainer
+    trainer.close()
+
+
+@pytest.fixture
+def node(folder: Path, trainer: TrainerEnd) -> Iterator[socket.socket]:
+    with raw_node(folder) as node:
+        yield node
+
+
 def test_a_socket_left_by_a_killed_trainer_is_taken_over(folder: Path) -> None:
     dead = TrainerEnd(folder)
     TrainerEnd(folder).close()
     dead.close()
 
 
-def test_each_node_is_a_session_of_its_own(folder: Path) -> None:
-    trainer = TrainerEnd(folder)
+def test_each_node_is_a_session_of_its_own(folder: Path, trainer: TrainerEnd) -> None:
     assert trainer.poll() == []
     assert trainer.session == 0
     first = raw_node(folder)
@@ -48,14 +61,11 @@ def test_each_node_is_a_session_of_its_own(folder: Path) -> None:
     assert trainer.poll() == [messages.Open(1, 1)]
     assert trainer.session == 2
     second.close()
-    trainer.close()
 
 
 @pytest.mark.parametrize("trainer_writes", [False, True])
-def test_messages_of_a_dead_node_are_read(folder: Path, trainer_writes: bool) -> None:
+def test_messages_of_a_dead_node_are_read(trainer: TrainerEnd, node: socket.socket, trainer_writes: bool) -> None:
     """Its partner may hold the Commit that goes with this Apply."""
-    trainer = TrainerEnd(folder)
-    node = raw_node(folder)
     trainer.poll()
     apply = messages.Apply(1, "ab" * 16, "")
     node.sendall(messages.REQUESTS.write(apply) + b'{"record":"Op')
@@ -68,37 +78,26 @@ def test_messages_of_a_dead_node_are_read(folder: Path, trainer_writes: bool) ->
     trainer.send(PROGRESS, trainer.session)
     assert trainer.poll() == []
     assert trainer.session == 0
-    trainer.close()
 
 
-def test_a_line_may_come_in_pieces(folder: Path) -> None:
-    trainer = TrainerEnd(folder)
-    node = raw_node(folder)
+def test_a_line_may_come_in_pieces(trainer: TrainerEnd, node: socket.socket) -> None:
     line = messages.REQUESTS.write(messages.Apply(3, "ab" * 16, "")) + messages.REQUESTS.write(messages.Drop(4))
     for index in range(len(line) - 1):
         node.sendall(line[index : index + 1])
         assert trainer.poll() == ([messages.Apply(3, "ab" * 16, "")] if line[index : index + 1] == b"\n" else [])
     node.sendall(line[-1:])
     assert trainer.poll() == [messages.Drop(4)]
-    node.close()
-    trainer.close()
 
 
 @pytest.mark.parametrize("line", [b"not json\n", b"[]\n", b'{"record":"Fire"}\n', b'{"record":"Open"}\n', messages.ANSWERS.write(PROGRESS)])
-def test_the_trainer_hangs_up_on_nonsense(folder: Path, line: bytes) -> None:
-    trainer = TrainerEnd(folder)
-    node = raw_node(folder)
+def test_the_trainer_hangs_up_on_nonsense(trainer: TrainerEnd, node: socket.socket, line: bytes) -> None:
     node.sendall(line)
     assert trainer.poll() == []
     assert trainer.session == 0
     assert node.recv(10) == b""
-    node.close()
-    trainer.close()
 
 
-def test_a_line_without_end_is_not_collected(folder: Path) -> None:
-    trainer = TrainerEnd(folder)
-    node = raw_node(folder)
+def test_a_line_without_end_is_not_collected(trainer: TrainerEnd, node: socket.socket) -> None:
     node.setblocking(False)
     trainer.poll()
     sent = 0
@@ -107,13 +106,9 @@ def test_a_line_without_end_is_not_collected(folder: Path) -> None:
             sent += node.send(b"x" * 65536)
         assert trainer.poll() == []
         assert sent < 4 * link.LINE_BYTES
-    node.close()
-    trainer.close()
 
 
-def test_a_node_that_never_reads_costs_bounded_memory_and_no_time(folder: Path) -> None:
-    trainer = TrainerEnd(folder)
-    node = raw_node(folder)
+def test_a_node_that_never_reads_costs_bounded_memory_and_no_time(trainer: TrainerEnd, node: socket.socket) -> None:
     trainer.poll()
     sent, long = 0, messages.Unavailable(1, "x" * 1000)
     while trainer.session:
@@ -123,13 +118,9 @@ def test_a_node_that_never_reads_costs_bounded_memory_and_no_time(folder: Path) 
         trainer.poll()
         assert sent < 8 * link.UNSENT_BYTES
     assert sent > link.UNSENT_BYTES
-    node.close()
-    trainer.close()
 
 
-def test_what_the_socket_does_not_take_is_sent_later_and_whole(folder: Path) -> None:
-    trainer = TrainerEnd(folder)
-    node = raw_node(folder)
+def test_what_the_socket_does_not_take_is_sent_later_and_whole(trainer: TrainerEnd, node: socket.socket) -> None:
     trainer.poll()
     records = [messages.Unavailable(number, "x" * 1000) for number in range(600)]  # more than the socket holds
     for record in records:
@@ -142,12 +133,9 @@ def test_what_the_socket_does_not_take_is_sent_later_and_whole(folder: Path) -> 
         with contextlib.suppress(BlockingIOError):
             received += node.recv(1 << 20)
     assert [messages.ANSWERS.read(line) for line in received.splitlines()] == records
-    node.close()
-    trainer.close()
 
 
-def test_waiting_ends_at_a_message_of_the_node(folder: Path) -> None:
-    trainer = TrainerEnd(folder)
+def test_waiting_ends_at_a_message_of_the_node(folder: Path, trainer: TrainerEnd) -> None:
     trainer.wait(0.0)
     node = raw_node(folder)
     trainer.wait(60.0)  # returns at once: somebody knocks
@@ -159,12 +147,9 @@ def test_waiting_ends_at_a_message_of_the_node(folder: Path) -> None:
     trainer.wait(60.0)
     trainer.poll()
     assert trainer.session == 0
-    trainer.close()
 
 
-def test_a_node_that_connects_while_no_descriptor_is_left_is_answered_later(folder: Path) -> None:
-    trainer = TrainerEnd(folder)
-    node = raw_node(folder)
+def test_a_node_that_connects_while_no_descriptor_is_left_is_answered_later(trainer: TrainerEnd, node: socket.socket) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     lowest = os.open(os.devnull, os.O_RDONLY)
     os.close(lowest)
@@ -179,5 +164,3 @@ def test_a_node_that_connects_while_no_descriptor_is_left_is_answered_later(fold
     node.sendall(messages.REQUESTS.write(messages.Open(1, 0)))
     assert trainer.poll() == [messages.Open(1, 0)]
     assert trainer.session == 1
-    node.close()
-    trainer.close()

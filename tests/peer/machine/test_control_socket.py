@@ -62,12 +62,11 @@ def test_a_question_is_answered(home: Home, runtime: Path) -> None:
     assert during(home, runtime, lambda: ask(home.path, {"verb": "status"})) == {"heard": {"verb": "status"}}
 
 
-def test_many_questions_at_once(home: Home, runtime: Path) -> None:
-    async def both() -> list[dict[str, Any]]:
-        async with asyncio.timeout(30), serving(home, runtime, answer):
-            return await asyncio.gather(*(asyncio.to_thread(ask, home.path, {"number": number}) for number in range(20)))
-
-    assert asyncio.run(both()) == [{"heard": {"number": number}} for number in range(20)]
+@pytest.mark.real_time
+async def test_many_questions_at_once(home: Home, runtime: Path) -> None:
+    async with asyncio.timeout(30), serving(home, runtime, answer):
+        answers = await asyncio.gather(*(asyncio.to_thread(ask, home.path, {"number": number}) for number in range(20)))
+    assert answers == [{"heard": {"number": number}} for number in range(20)]
 
 
 def test_the_running_file_exists_while_the_socket_serves(home: Home, runtime: Path) -> None:
@@ -151,17 +150,14 @@ def test_a_peer_that_hangs_is_distinguished_from_none(home: Home, runtime: Path)
             ask(home.path, {"verb": "status"}, wait_s=0.05)
 
 
-def test_a_peer_that_dies_while_it_is_asked(home: Home, runtime: Path) -> None:
+@pytest.mark.real_time
+async def test_a_peer_that_dies_while_it_is_asked(home: Home, runtime: Path) -> None:
     path = runtime / control.SOCKET_NAME
     home.running.write_text(json.dumps({"pid": 1, "control": str(path)}))
-
-    async def test() -> None:
-        server = await asyncio.start_unix_server(lambda _, writer: writer.close(), path=str(path))
-        async with asyncio.timeout(20), server:
-            with pytest.raises(BadSettings):
-                await asyncio.to_thread(ask, home.path, {"verb": "status"})
-
-    asyncio.run(test())
+    server = await asyncio.start_unix_server(lambda _, writer: writer.close(), path=str(path))
+    async with asyncio.timeout(20), server:
+        with pytest.raises(BadSettings):
+            await asyncio.to_thread(ask, home.path, {"verb": "status"})
 
 
 def test_a_peer_that_ends_before_it_answers_is_no_peer(home: Home, runtime: Path) -> None:

@@ -25,9 +25,14 @@ from gossamer.protocol.streams.transport import Purpose, Stream
 from tests.peer.two_sides import SEEDS, membership
 from tests.swarm.mallory import nobody
 from tests.swarm.tiny import tiny_manifest
-from tests.swarm.world import Peer, Swarm, play
+from tests.swarm.world import Peer, Swarm
 
 QUIET = tiny_manifest(run={"total_steps": 100_000})
+
+
+@pytest.fixture
+def swarm(tmp_path: Path) -> Swarm:
+    return Swarm(tmp_path, manifest=QUIET)
 
 
 async def begun(swarm: Swarm) -> tuple[Peer, Peer, asyncio.Task[object]]:
@@ -51,54 +56,42 @@ def expect_nothing_left(*peers: Peer) -> None:
         assert peer.trainer.replica.fragments[0].meeting is None, "the trainer still holds the fragment"
 
 
-def test_a_completed_meeting_leaves_no_files(tmp_path: Path) -> None:
-    async def story(swarm: Swarm) -> None:
-        a, b, meeting = await begun(swarm)
+async def test_a_completed_meeting_leaves_no_files(swarm: Swarm) -> None:
+    a, b, meeting = await begun(swarm)
+    await meeting
+    await asyncio.sleep(1.0)
+    assert a.trainer.applied.total() == b.trainer.applied.total() == 1
+    expect_nothing_left(a, b)
+
+
+async def test_a_cancelled_meeting_is_dropped_and_its_stream_is_closed(swarm: Swarm) -> None:
+    a, b, meeting = await begun(swarm)
+    meeting.cancel()
+    with pytest.raises(asyncio.CancelledError):
         await meeting
-        await asyncio.sleep(1.0)
-        assert a.trainer.applied.total() == b.trainer.applied.total() == 1
-        expect_nothing_left(a, b)
-
-    play(Swarm(tmp_path, manifest=QUIET), story)
+    await asyncio.sleep(1.0)  # far less than any deadline
+    assert a.trainer.applied.total() == b.trainer.applied.total() == 0
+    expect_nothing_left(a, b)
 
 
-def test_a_cancelled_meeting_is_dropped_and_its_stream_is_closed(tmp_path: Path) -> None:
-    async def story(swarm: Swarm) -> None:
-        a, b, meeting = await begun(swarm)
-        meeting.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await meeting
-        await asyncio.sleep(1.0)  # far less than any deadline
-        assert a.trainer.applied.total() == b.trainer.applied.total() == 0
-        expect_nothing_left(a, b)
-
-    play(Swarm(tmp_path, manifest=QUIET), story)
+async def test_a_stopped_meeting_sends_its_code_to_the_partner(swarm: Swarm) -> None:
+    a, b, meeting = await begun(swarm)
+    a.node.meetings.active[0].stop("we are off", RefusalCode.LEAVING)
+    await meeting
+    await asyncio.sleep(1.0)
+    assert [done.outcome for done in a.meetings] == [MeetingOutcome.ABANDONED.name.lower()]
+    assert a.peer_id not in [entry.peer_id for entry in b.book.live(asyncio.get_running_loop().time())]
+    expect_nothing_left(a, b)
 
 
-def test_a_stopped_meeting_sends_its_code_to_the_partner(tmp_path: Path) -> None:
-    async def story(swarm: Swarm) -> None:
-        a, b, meeting = await begun(swarm)
-        a.node.meetings.active[0].stop("we are off", RefusalCode.LEAVING)
-        await meeting
-        await asyncio.sleep(1.0)
-        assert [done.outcome for done in a.meetings] == [MeetingOutcome.ABANDONED.name.lower()]
-        assert a.peer_id not in [entry.peer_id for entry in b.book.live(asyncio.get_running_loop().time())]
-        expect_nothing_left(a, b)
-
-    play(Swarm(tmp_path, manifest=QUIET), story)
-
-
-def test_a_trainer_that_dies_ends_its_meetings(tmp_path: Path) -> None:
-    async def story(swarm: Swarm) -> None:
-        a, b, meeting = await begun(swarm)
-        a.kill_trainer()
-        await meeting
-        await asyncio.sleep(1.0)
-        assert a.outcomes() == {"abandoned": 1} and b.trainer.applied.total() == 0
-        assert not b.book.is_banned(a.peer_id, asyncio.get_running_loop().time())
-        expect_nothing_left(b)
-
-    play(Swarm(tmp_path, manifest=QUIET), story)
+async def test_a_trainer_that_dies_ends_its_meetings(swarm: Swarm) -> None:
+    a, b, meeting = await begun(swarm)
+    a.kill_trainer()
+    await meeting
+    await asyncio.sleep(1.0)
+    assert a.outcomes() == {"abandoned": 1} and b.trainer.applied.total() == 0
+    assert not b.book.is_banned(a.peer_id, asyncio.get_running_loop().time())
+    expect_nothing_left(b)
 
 
 class RecordingMeeting(Meeting):
@@ -119,7 +112,7 @@ class StuckJournal(Journal):
         await self.is_free.wait()
 
 
-def test_the_reader_takes_only_a_few_frames_ahead_of_the_machine(tmp_path: Path) -> None:
+async def test_the_reader_takes_only_a_few_frames_ahead_of_the_machine(tmp_path: Path) -> None:
     num_sent = 0
 
     async def flood(purpose: Purpose, stream: Stream) -> None:
@@ -129,26 +122,23 @@ def test_the_reader_takes_only_a_few_frames_ahead_of_the_machine(tmp_path: Path)
             await stream.send(Chunk(Part.PAYLOAD, num_sent, b"x" * 1000))
             num_sent += 1
 
-    async def story() -> None:
-        network, (me, partner) = MemoryNetwork(), (Identity(seed) for seed in SEEDS)
-        network.start_peer(partner.peer_id, flood)
-        transport = network.start_peer(me.peer_id, nobody)
-        stream = await transport.connect(partner.peer_id, (), Purpose.MEET)
-        await stream.send(Chunk(Part.PAYLOAD, 0, b"go"))
-        journal = StuckJournal(tmp_path / "journal")
-        own = OwnSide(NodeEnd(tmp_path), PayloadFolder(tmp_path / "payloads"), journal)
-        meeting = RecordingMeeting(1, Greeting(membership(me), partner.peer_id, 0, b"n" * 16, 0.0))
-        running = asyncio.create_task(Driver(meeting, stream, own, Caller(transport, AddressBook(me.peer_id), b"r" * 32)).run())
-        await asyncio.sleep(60.0)
-        assert FRAMES_AHEAD <= num_sent < FRAMES_AHEAD + 16
-        journal.is_free.set()
-        running.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await running
-        journal.close()
-        await network.close()
-
-    virtual_time.run(story())
+    network, (me, partner) = MemoryNetwork(), (Identity(seed) for seed in SEEDS)
+    network.start_peer(partner.peer_id, flood)
+    transport = network.start_peer(me.peer_id, nobody)
+    stream = await transport.connect(partner.peer_id, (), Purpose.MEET)
+    await stream.send(Chunk(Part.PAYLOAD, 0, b"go"))
+    journal = StuckJournal(tmp_path / "journal")
+    own = OwnSide(NodeEnd(tmp_path), PayloadFolder(tmp_path / "payloads"), journal)
+    meeting = RecordingMeeting(1, Greeting(membership(me), partner.peer_id, 0, b"n" * 16, 0.0))
+    running = asyncio.create_task(Driver(meeting, stream, own, Caller(transport, AddressBook(me.peer_id), b"r" * 32)).run())
+    await asyncio.sleep(60.0)
+    assert FRAMES_AHEAD <= num_sent < FRAMES_AHEAD + 16
+    journal.is_free.set()
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    journal.close()
+    await network.close()
 
 
 class TimedMeeting(Meeting):

@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,18 @@ from tests.full_disk import room_for
 
 def name(number: int) -> bytes:
     return number.to_bytes(16, "little")
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "journal"
+
+
+@pytest.fixture
+def journal(path: Path) -> Iterator[Journal]:
+    journal = Journal(path)
+    yield journal
+    journal.close()
 
 
 def commit(journal: Journal, meeting_id: bytes, failed_blocks: bytes) -> None:
@@ -31,8 +44,8 @@ def reopened(path: Path, number: int) -> bytes | None:
     return failed_blocks
 
 
-def test_a_decision_is_flushed_before_commit_returns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path, flushed = tmp_path / "journal", list[bytes]()
+def test_a_decision_is_flushed_before_commit_returns(journal: Journal, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    flushed = list[bytes]()
     flush = os.fdatasync
 
     def watched(descriptor: int) -> None:
@@ -40,37 +53,27 @@ def test_a_decision_is_flushed_before_commit_returns(tmp_path: Path, monkeypatch
         flushed.append(path.read_bytes())
 
     monkeypatch.setattr(os, "fdatasync", watched)
-    journal = Journal(path)
     commit(journal, name(1), b"\x05")
     assert name(1).hex().encode() in flushed[-1] and flushed[-1].endswith(b"\n")
     assert reopened(path, 1) == b"\x05"  # the first was not closed, as in a killed process
-    journal.close()
 
 
-def test_an_empty_bitmap_differs_from_no_decision(tmp_path: Path) -> None:
-    journal = Journal(tmp_path / "journal")
+def test_an_empty_bitmap_differs_from_no_decision(journal: Journal) -> None:
     commit(journal, name(1), b"")
     assert journal.failed_blocks(name(1)) == b"" and journal.failed_blocks(name(2)) is None
-    journal.close()
 
 
-def test_the_first_decision_about_a_meeting_stands(tmp_path: Path) -> None:
-    path = tmp_path / "journal"
-    journal = Journal(path)
+def test_the_first_decision_about_a_meeting_stands(journal: Journal, path: Path) -> None:
     commit(journal, name(1), b"\x01")
     written = path.read_bytes()
     commit(journal, name(1), b"\x02")
     assert journal.failed_blocks(name(1)) == b"\x01" and path.read_bytes() == written
-    journal.close()
 
 
 @pytest.mark.parametrize("num_lost", [1, 2, 20, 60])
-def test_a_torn_last_line_costs_only_itself(tmp_path: Path, num_lost: int) -> None:
-    path = tmp_path / "journal"
-    journal = Journal(path)
+def test_a_torn_last_line_costs_only_itself(journal: Journal, path: Path, num_lost: int) -> None:
     for number in (1, 2):
         commit(journal, name(number), b"\x07")
-    journal.close()
     path.write_bytes(path.read_bytes()[:-num_lost])
     again = Journal(path)
     assert again.failed_blocks(name(1)) == b"\x07"
@@ -79,30 +82,22 @@ def test_a_torn_last_line_costs_only_itself(tmp_path: Path, num_lost: int) -> No
     assert reopened(path, 1) == b"\x07" and reopened(path, 3) == b"\x03"
 
 
-def test_lines_that_are_not_records_are_skipped(tmp_path: Path) -> None:
-    path = tmp_path / "journal"
-    journal = Journal(path)
+def test_lines_that_are_not_records_are_skipped(journal: Journal, path: Path) -> None:
     commit(journal, name(1), b"")
-    journal.close()
     path.write_bytes(b'\xff\xfe\n[]\n7\n{"meeting": 7}\n{"meeting": "zz", "failed_blocks": ""}\n\n' + path.read_bytes())
     assert reopened(path, 1) == b""
 
 
-def test_the_file_keeps_the_newest_records_and_stays_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_file_keeps_the_newest_records_and_stays_bounded(journal: Journal, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "KEPT", 8)
-    path = tmp_path / "journal"
-    journal = Journal(path)
     for number in range(50):
         commit(journal, name(number), bytes([number]))
         assert len(path.read_bytes().splitlines()) <= 16
     assert [number for number in range(50) if journal.failed_blocks(name(number)) is not None] == list(range(42, 50))
-    journal.close()
     assert reopened(path, 49) == b"\x31" and reopened(path, 42) == b"\x2a" and reopened(path, 41) is None
 
 
-def test_a_failed_write_records_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "journal"
-    journal = Journal(path)
+def test_a_failed_write_records_nothing(journal: Journal, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     commit(journal, name(1), b"\x01")
     written = path.read_bytes()
 
@@ -116,14 +111,11 @@ def test_a_failed_write_records_nothing(tmp_path: Path, monkeypatch: pytest.Monk
     assert journal.failed_blocks(name(2)) is None and path.read_bytes() == written
     commit(journal, name(2), b"\x03")  # there is space again
     assert reopened(path, 2) == b"\x03"
-    journal.close()
 
 
-def test_a_rewrite_that_fails_halfway_loses_no_later_decision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rewrite_that_fails_halfway_loses_no_later_decision(journal: Journal, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The new file is in place but its folder cannot be flushed: later decisions must go to the new file."""
     monkeypatch.setattr(module, "KEPT", 4)
-    path = tmp_path / "journal"
-    journal = Journal(path)
     flush, num_calls = os.fsync, 0
 
     def failing(descriptor: int) -> None:
@@ -139,10 +131,10 @@ def test_a_rewrite_that_fails_halfway_loses_no_later_decision(tmp_path: Path, mo
     monkeypatch.setattr(os, "fsync", flush)
     assert num_calls >= 2
     assert reopened(path, 8) == b"\x09"
-    journal.close()
 
 
-def test_concurrent_decisions_are_written_in_order_in_a_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.real_time
+async def test_concurrent_decisions_are_written_in_order_in_a_thread(journal: Journal, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     flush, writers, order = os.fdatasync, set[threading.Thread](), list[int]()
 
     def watched(descriptor: int) -> None:
@@ -151,23 +143,17 @@ def test_concurrent_decisions_are_written_in_order_in_a_thread(tmp_path: Path, m
         flush(descriptor)
         assert writers.pop() is not threading.main_thread(), "the loop waited for the disk"
 
-    async def main(journal: Journal) -> None:
-        async def write(number: int) -> None:
-            await journal.commit(name(number), b"")
-            order.append(number)
-
-        await asyncio.gather(*map(write, range(20)))
+    async def write(number: int) -> None:
+        await journal.commit(name(number), b"")
+        order.append(number)
 
     monkeypatch.setattr(os, "fdatasync", watched)
-    journal = Journal(tmp_path / "journal")
-    asyncio.run(main(journal))
-    journal.close()
-    written = [json.loads(line)["meeting"] for line in (tmp_path / "journal").read_bytes().splitlines()]
+    await asyncio.gather(*map(write, range(20)))
+    written = [json.loads(line)["meeting"] for line in path.read_bytes().splitlines()]  # noqa: ASYNC240
     assert order == list(range(20)) and written == [name(number).hex() for number in range(20)]
 
 
-def test_a_journal_on_a_full_disk_is_readable_and_writable_again_once_there_is_space(tmp_path: Path) -> None:
-    path = tmp_path / "journal"
+def test_a_journal_on_a_full_disk_is_readable_and_writable_again_once_there_is_space(path: Path) -> None:
     first = Journal(path)
     commit(first, name(1), b"\x01")
     first.close()

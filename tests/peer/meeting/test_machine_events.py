@@ -43,6 +43,8 @@ from gossamer.protocol.messages.messages import (
     Commit,
     Commitment,
     Committed,
+    Contents,
+    ContentsKind,
     Message,
     Outcome,
     Part,
@@ -50,7 +52,7 @@ from gossamer.protocol.messages.messages import (
     RunPhase,
     Verdict,
 )
-from tests.peer.meeting.test_machine_misbehaved import partners_hello
+from tests.peer.meeting.test_machine_misbehaved import HELLO
 from tests.peer.two_sides import SEEDS, Seat, alone
 
 INITIATOR = [state for state in MeetingState if state not in (MeetingState.IN_DOUBT, MeetingState.OVER)]
@@ -78,7 +80,7 @@ IN_TURN = {
     "Checked": {MeetingState.CHECKING},
 }
 MESSAGES: dict[str, Callable[[Seat], Message]] = {
-    "Hello": lambda seat: partners_hello(),
+    "Hello": lambda seat: HELLO,
     "Refusal": lambda seat: Refusal(RefusalCode.NOT_READY),
     "Chunk": lambda seat: Chunk(Part.SKETCH if seat.state in (MeetingState.PREPARING, MeetingState.SKETCHING) else Part.PAYLOAD, 0, b"x"),
     "Commitment": lambda seat: Commitment(seat.meeting.pairing.meeting_id or bytes(16), bytes(32)).signed(
@@ -88,6 +90,7 @@ MESSAGES: dict[str, Callable[[Seat], Message]] = {
     "Commit": lambda seat: Commit(seat.meeting.pairing.meeting_id or bytes(16)),
     "Committed": lambda seat: Committed(seat.meeting.pairing.meeting_id or bytes(16)),
     "Resolve": lambda seat: Outcome(bytes(16), False),
+    "Contents": lambda seat: Contents(ContentsKind.STATE, 800, b"d" * 32, 1, signature=b"s" * 64),
 }
 FITS = {  # the partner may be one state ahead
     "Hello": {(True, MeetingState.GREETING)},
@@ -172,6 +175,9 @@ def check(seat: Seat, event: Event, expected: Reaction) -> None:
     if isinstance(expected, MeetingOutcome):
         assert seat.over is expected and seat.state is MeetingState.OVER
         assert seat.num_drops == (expected is not MeetingOutcome.COMPLETED)
+        if expected is MeetingOutcome.MISBEHAVED and before not in (MeetingState.OPENING, MeetingState.CONNECTING):
+            assert isinstance(seat.sent[-1], Refusal) and seat.sent[-1].code is RefusalCode.BAD_MESSAGE
+            assert not seat.trainer.applied and not seat.journal
         return
     assert seat.finish is None, seat.finish
     if expected == IGNORED:
@@ -182,20 +188,20 @@ def check(seat: Seat, event: Event, expected: Reaction) -> None:
 
 @pytest.mark.parametrize(("initiates", "state"), SEATS)
 @pytest.mark.parametrize("name", REPLIES)
-def test_replies(name: str, initiates: bool, state: MeetingState) -> None:
+def test_each_reply_of_the_trainer_has_its_reaction(name: str, initiates: bool, state: MeetingState) -> None:
     check(alone(state, initiates=initiates), TrainerAnswered(REPLIES[name]), expected_reply(name, initiates, state))
 
 
 @pytest.mark.parametrize(("initiates", "state"), SEATS)
 @pytest.mark.parametrize("name", MESSAGES)
-def test_messages(name: str, initiates: bool, state: MeetingState) -> None:
+def test_each_message_of_the_partner_has_its_reaction(name: str, initiates: bool, state: MeetingState) -> None:
     seat = alone(state, initiates=initiates)
     check(seat, PartnerSent(MESSAGES[name](seat)), expected_message(name, initiates, state))
 
 
 @pytest.mark.parametrize(("initiates", "state"), SEATS)
 @pytest.mark.parametrize("kind", EVENTS)
-def test_events(kind: type, initiates: bool, state: MeetingState) -> None:
+def test_each_event_has_its_reaction(kind: type, initiates: bool, state: MeetingState) -> None:
     seat = alone(state, initiates=initiates)
     check(seat, EVENTS[kind](seat), expected_event(kind, initiates, state))
 

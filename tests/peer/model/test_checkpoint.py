@@ -146,6 +146,18 @@ def test_a_missing_file_is_damage(tmp_path: Path, file: str) -> None:
     assert loaded_step(tmp_path) == 1
 
 
+def test_a_checkpoint_of_another_release_falls_back_to_the_earlier_one_and_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(tmp_path, contents(1))
+    with monkeypatch.context() as later:
+        later.setattr(checkpoint, "FORMAT", checkpoint.FORMAT + 1)
+        save(tmp_path, contents(2))
+    loaded = load_latest(tmp_path, RUN)
+    assert loaded is not None and loaded.contents.step == 1
+    assert [reason for _, reason in loaded.rejected] == ["it has format 2, this build reads 1"]
+
+
 def test_if_all_are_damaged_training_does_not_silently_start_over(tmp_path: Path) -> None:
     for step in (1, 2):
         (save(tmp_path, contents(step)) / TENSORS).write_bytes(b"")
@@ -166,6 +178,24 @@ def test_a_disk_that_refuses_leaves_the_earlier_ones_untouched(tmp_path: Path, l
     assert "earlier checkpoints are untouched" in caught.value.hint
     assert names(tmp_path) == ["step-00000001", "step-00000002"]
     assert loaded_step(tmp_path) == 2
+
+
+def test_a_checkpoint_is_on_the_disk_before_it_has_its_name_and_the_name_before_an_older_one_goes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for step in (1, 2):
+        save(tmp_path, contents(step))
+    sync, synced = os.fsync, list[tuple[str, bool, bool]]()
+
+    def noted(descriptor: int) -> None:
+        sync(descriptor)
+        is_there = [(tmp_path / f"step-0000000{step}").exists() for step in (1, 3)]
+        synced.append((Path(os.readlink(f"/proc/self/fd/{descriptor}")).name, is_there[0], is_there[1]))
+
+    monkeypatch.setattr(os, "fsync", noted)
+    save(tmp_path, contents(3))
+    assert synced[-1] == (tmp_path.name, True, True)
+    assert set(synced[:-1]) == {(name, True, False) for name in (TENSORS, HEADER, ".writing-step-00000003")}
 
 
 def test_a_folder_that_cannot_be_made_is_explained(tmp_path: Path) -> None:

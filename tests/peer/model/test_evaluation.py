@@ -11,14 +11,7 @@ from gossamer.peer.machine.config import save_settings
 from gossamer.peer.machine.home import Home
 from gossamer.peer.model import evaluation
 from gossamer.peer.model.computing import Computing, next_token_loss, output_distance, predictions
-from gossamer.peer.model.evaluation import (
-    compare_homes,
-    evaluate_home,
-    held_out_loss,
-    measured_size,
-    open_corpus,
-    perplexity,
-)
+from gossamer.peer.model.evaluation import compare_homes, evaluate_home, held_out_loss, measured_size, open_corpus, perplexity
 from gossamer.peer.model.model import build_model
 from gossamer.peer.model.weights import mean_weights, set_weights
 from gossamer.protocol.errors import BadSettings

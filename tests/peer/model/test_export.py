@@ -9,6 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from gossamer.peer.machine.events import MeetingDone, MemberSeen, MembersSeen, StateTransferred
+from gossamer.peer.machine.home import Home
 from gossamer.peer.machine.run_view import RunView
 from gossamer.peer.model.card import MAX_NAMED, CardSource, MeasuredLoss, contributors, model_card
 from gossamer.peer.model.checkpoint import CheckpointContents, save
@@ -21,6 +22,11 @@ from tests.full_disk import room_for
 from tests.peer.trained_homes import checkpoint, tiny_manifest, trained_home, weights_from
 
 MANIFEST = tiny_manifest(source="text")
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    return trained_home(tmp_path / "home", MANIFEST, fast_seed=2)
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -42,15 +48,14 @@ def test_transformers_loads_the_folder(tmp_path: Path, use_slow_weights: bool, s
     assert MANIFEST.run_id.hex() in (folder / "README.md").read_text()
 
 
-def test_a_checkpoint_holds_no_pickle(tmp_path: Path) -> None:
-    export_model(trained_home(tmp_path / "home", MANIFEST, fast_seed=2), folder := tmp_path / "out")
+def test_a_checkpoint_holds_no_pickle(home: Home, tmp_path: Path) -> None:
+    export_model(home, folder := tmp_path / "out")
     names = {path.name for path in folder.iterdir()}
     assert {"model.safetensors", "config.json", "generation_config.json", "tokenizer.json", "README.md", MARK} <= names
     assert not any(name.endswith((".bin", ".pt", ".pkl")) or name.startswith(".") for name in names)
 
 
-def test_an_earlier_export_is_replaced(tmp_path: Path) -> None:
-    home = trained_home(tmp_path / "home", MANIFEST, fast_seed=2)
+def test_an_earlier_export_is_replaced(home: Home, tmp_path: Path) -> None:
     export_model(home, folder := tmp_path / "out")
     mark = json.loads((folder / MARK).read_text())
     (folder / MARK).write_text(json.dumps(mark | {"files": [*mark["files"], "stale.safetensors", "../home/identity.key"]}))
@@ -67,22 +72,20 @@ def test_an_earlier_export_is_replaced(tmp_path: Path) -> None:
     assert home.identity.exists()
 
 
-def test_an_empty_folder_will_do(tmp_path: Path) -> None:
+def test_an_empty_folder_will_do(home: Home, tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
-    export_model(trained_home(tmp_path / "home", MANIFEST, fast_seed=2), tmp_path / "out")
+    export_model(home, tmp_path / "out")
     assert (tmp_path / "out" / MARK).exists()
 
 
-def test_an_export_whose_mark_a_power_cut_has_left_empty_is_replaced(tmp_path: Path) -> None:
-    home = trained_home(tmp_path / "home", MANIFEST, fast_seed=2)
+def test_an_export_whose_mark_a_power_cut_has_left_empty_is_replaced(home: Home, tmp_path: Path) -> None:
     (folder := tmp_path / "out").mkdir()
     (folder / MARK).touch()
     export_model(home, folder)
     assert "model.safetensors" in json.loads((folder / MARK).read_text())["files"]
 
 
-def test_a_foreign_folder_is_left_alone(tmp_path: Path) -> None:
-    home = trained_home(tmp_path / "home", MANIFEST, fast_seed=2)
+def test_a_foreign_folder_is_left_alone(home: Home, tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "thesis.txt").write_text("mine")
     with pytest.raises(BadSettings, match="not an earlier export") as caught:
@@ -93,8 +96,7 @@ def test_a_foreign_folder_is_left_alone(tmp_path: Path) -> None:
         export_model(home, tmp_path / "out" / "thesis.txt")
 
 
-def test_a_full_disk_leaves_the_earlier_export(tmp_path: Path) -> None:
-    home = trained_home(tmp_path / "home", MANIFEST, fast_seed=2)
+def test_a_full_disk_leaves_the_earlier_export(home: Home, tmp_path: Path) -> None:
     export_model(home, tmp_path / "out")
     before = contents(tmp_path / "out")
     with room_for(50_000), pytest.raises(BadSettings, match="cannot write to") as caught:
@@ -103,8 +105,8 @@ def test_a_full_disk_leaves_the_earlier_export(tmp_path: Path) -> None:
     assert contents(tmp_path / "out") == before
 
 
-def test_nothing_is_printed(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    export_model(trained_home(tmp_path / "home", MANIFEST, fast_seed=2), tmp_path / "out")
+def test_nothing_is_printed(home: Home, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    export_model(home, tmp_path / "out")
     assert capfd.readouterr() == ("", "")
 
 
@@ -125,8 +127,7 @@ def test_the_card_has_the_loss_of_the_exported_weights(tmp_path: Path, use_slow_
     )
 
 
-def test_without_text_the_card_has_no_loss(tmp_path: Path) -> None:
-    home = trained_home(tmp_path / "home", MANIFEST, fast_seed=2)
+def test_without_text_the_card_has_no_loss(home: Home, tmp_path: Path) -> None:
     held_out = export_model(home, tmp_path / "out")
     assert "its own text" in held_out.reason
     assert "| held-out loss | not measured |" in (tmp_path / "out" / "README.md").read_text()
@@ -194,8 +195,7 @@ def test_the_card_leaves_out_members_of_another_run_and_of_none(tmp_path: Path) 
         assert "## Members" not in model_card([CardSource(trained, [], seen)], "fast", MeasuredLoss(None))
 
 
-def test_an_export_reads_what_the_peer_has_seen_of_its_run(tmp_path: Path) -> None:
-    home = trained_home(tmp_path / "home", MANIFEST, fast_seed=2)
+def test_an_export_reads_what_the_peer_has_seen_of_its_run(home: Home, tmp_path: Path) -> None:
     home.run.write_text(json.dumps(run_seen(MANIFEST.run_id.hex(), 3).to_record()))
     export_model(home, tmp_path / "out", num_tokens=0)
     assert "`12D3KooW002` | 6400 | 33.3 %" in (tmp_path / "out" / "README.md").read_text()

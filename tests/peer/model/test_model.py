@@ -9,15 +9,7 @@ import torch
 from torch import Tensor
 
 from gossamer.peer.model.computing import next_token_loss
-from gossamer.peer.model.model import (
-    build_model,
-    check_fit,
-    model_config,
-    need_layout,
-    num_parameters,
-    parameter_shapes,
-    unset_model,
-)
+from gossamer.peer.model.model import build_model, check_fit, model_config, need_layout, num_parameters, parameter_shapes, unset_model
 from gossamer.protocol import limits
 from gossamer.protocol.errors import BadManifest
 from gossamer.protocol.run.layout import layout_digest

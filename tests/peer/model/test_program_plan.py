@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -62,10 +61,3 @@ def test_a_large_model_is_planned_without_its_values() -> None:
     large = {f"layers.{n}.mlp.weight": (8192, 28_672) for n in range(80)} | {"temperature": ()}
     codecs = fragment_codecs(run().manifest(large), large)
     assert sum(codec.fragment.numel for codec in codecs) == 80 * 8192 * 28_672 + 1
-
-
-@pytest.mark.parametrize(("section", "key", "name"), [("outer", "method", "nolocoo"), ("codec", "name", "fp31")])
-def test_an_unknown_name_is_refused_with_suggestions(section: str, key: str, name: str) -> None:
-    with pytest.raises(BadManifest, match=f'{section}.{key} = "{name}"') as caught:
-        need_abilities(run(**{section: {key: name}}).manifest(RESNET))
-    assert caught.value.hint

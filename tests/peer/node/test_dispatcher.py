@@ -19,7 +19,6 @@ from gossamer.peer.sync.server import FetchServer
 from gossamer.protocol.errors import RefusalCode, Unreachable
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.limits import PROTOCOL
-from gossamer.protocol.memory import virtual_time
 from gossamer.protocol.memory.network import MemoryNetwork
 from gossamer.protocol.messages.messages import Chunk, ContentsKind, FetchRequest, Part, Refusal
 from gossamer.protocol.messages.terms import RunTerms
@@ -69,61 +68,46 @@ def wants(kind: ContentsKind = ContentsKind.STATE, num_bytes: int = 0) -> FetchR
 
 @pytest.mark.parametrize("knows", [False, True])
 @pytest.mark.parametrize("purpose", list(Purpose))
-def test_what_is_not_there_yet_is_to_be_asked_for_later(purpose: Purpose, knows: bool) -> None:
-    async def scene() -> None:
-        network = served(knows=knows)
-        stream = await asker(network, NEWCOMER, invite()).transport.connect(SEED.peer_id, (), purpose)
-        await stream.send(wants())
-        answer = await stream.receive()
-        assert isinstance(answer, Refusal) and answer.code is RefusalCode.NOT_READY
-        stream.close()
-        await network.close()
-
-    virtual_time.run(scene())
+async def test_what_is_not_there_yet_is_to_be_asked_for_later(purpose: Purpose, knows: bool) -> None:
+    network = served(knows=knows)
+    stream = await asker(network, NEWCOMER, invite()).transport.connect(SEED.peer_id, (), purpose)
+    await stream.send(wants())
+    answer = await stream.receive()
+    assert isinstance(answer, Refusal) and answer.code is RefusalCode.NOT_READY
+    stream.close()
+    await network.close()
 
 
 @pytest.mark.parametrize("knows", [False, True])
-def test_a_caller_of_a_meeting_that_does_not_read_is_disconnected(knows: bool) -> None:
-    async def scene() -> None:
-        stream = Deaf(STRANGER.peer_id)
-        async with asyncio.timeout(5.0):
-            await handle(dispatcher(knows=knows)[0].answer, Purpose.MEET, stream)
-        assert stream.is_closed
-
-    virtual_time.run(scene())
+async def test_a_caller_of_a_meeting_that_does_not_read_is_disconnected(knows: bool) -> None:
+    stream = Deaf(STRANGER.peer_id)
+    async with asyncio.timeout(5.0):
+        await handle(dispatcher(knows=knows)[0].answer, Purpose.MEET, stream)
+    assert stream.is_closed
 
 
 @pytest.mark.parametrize("kind", [ContentsKind.MANIFEST, ContentsKind.PEER_LIST])
-def test_a_caller_of_the_manifest_that_does_not_read_loses_its_place_in_seconds(kind: ContentsKind) -> None:
-    async def scene() -> None:
-        stream, (made, book) = Deaf(NEWCOMER.peer_id, wants(kind, 1024)), dispatcher()
-        async with asyncio.timeout(10.0):
-            await handle(made.answer, Purpose.FETCH, stream)
-        assert stream.is_closed and not book.is_banned(NEWCOMER.peer_id, loop_s()), "its line may be slow"
-
-    virtual_time.run(scene())
+async def test_a_caller_of_the_manifest_that_does_not_read_loses_its_place_in_seconds(kind: ContentsKind) -> None:
+    stream, (made, book) = Deaf(NEWCOMER.peer_id, wants(kind, 1024)), dispatcher()
+    async with asyncio.timeout(10.0):
+        await handle(made.answer, Purpose.FETCH, stream)
+    assert stream.is_closed and not book.is_banned(NEWCOMER.peer_id, loop_s()), "its line may be slow"
 
 
-def test_a_caller_of_nonsense_that_does_not_read_is_banned() -> None:
-    async def scene() -> None:
-        stream, (made, book) = Deaf(STRANGER.peer_id, Chunk(Part.PAYLOAD, 0, b"x")), dispatcher()
-        async with asyncio.timeout(5.0):
-            await handle(made.answer, Purpose.FETCH, stream)
-        assert stream.is_closed and book.is_banned(STRANGER.peer_id, loop_s())
-
-    virtual_time.run(scene())
+async def test_a_caller_of_nonsense_that_does_not_read_is_banned() -> None:
+    stream, (made, book) = Deaf(STRANGER.peer_id, Chunk(Part.PAYLOAD, 0, b"x")), dispatcher()
+    async with asyncio.timeout(5.0):
+        await handle(made.answer, Purpose.FETCH, stream)
+    assert stream.is_closed and book.is_banned(STRANGER.peer_id, loop_s())
 
 
-def test_a_caller_that_misbehaved_is_refused_from_then_on() -> None:
-    async def scene() -> None:
-        network = served()
-        client = asker(network, NEWCOMER, invite())
-        stream = await client.transport.connect(SEED.peer_id, (), Purpose.FETCH)
-        await stream.send(Chunk(Part.PAYLOAD, 0, b"x"))
-        answer = await stream.receive()
-        assert isinstance(answer, Refusal) and answer.code is RefusalCode.BAD_MESSAGE
-        with pytest.raises(Unreachable):
-            await header_of(client, SEED.peer_id, ContentsKind.MANIFEST)
-        await network.close()
-
-    virtual_time.run(scene())
+async def test_a_caller_that_misbehaved_is_refused_from_then_on() -> None:
+    network = served()
+    client = asker(network, NEWCOMER, invite())
+    stream = await client.transport.connect(SEED.peer_id, (), Purpose.FETCH)
+    await stream.send(Chunk(Part.PAYLOAD, 0, b"x"))
+    answer = await stream.receive()
+    assert isinstance(answer, Refusal) and answer.code is RefusalCode.BAD_MESSAGE
+    with pytest.raises(Unreachable):
+        await header_of(client, SEED.peer_id, ContentsKind.MANIFEST)
+    await network.close()

@@ -18,13 +18,18 @@ from gossamer.protocol.tasks import loop_s
 from tests.peer.asking import header_of
 from tests.swarm.mallory import MALLORY, nobody
 from tests.swarm.tiny import tiny_manifest
-from tests.swarm.world import Swarm, play
+from tests.swarm.world import Swarm
 
 QUIET = tiny_manifest(run={"total_steps": 100_000})
 
 
-def test_leaving_takes_no_longer_than_the_grace_even_in_a_slow_meeting(tmp_path: Path) -> None:
-    async def story(swarm: Swarm) -> None:
+@pytest.fixture
+def swarm(tmp_path: Path) -> Swarm:
+    return Swarm(tmp_path, manifest=QUIET)
+
+
+async def test_leaving_takes_no_longer_than_the_grace_even_in_a_slow_meeting(tmp_path: Path) -> None:
+    async with Swarm(tmp_path, manifest=QUIET, wire=Wire(latency_s=0.1, bytes_per_s=300.0)) as swarm:
         a, b = swarm.start(2)
 
         async def announced() -> set[PeerId]:
@@ -38,32 +43,24 @@ def test_leaving_takes_no_longer_than_the_grace_even_in_a_slow_meeting(tmp_path:
         await asyncio.sleep(FAREWELL_S)
         assert await announced() == {b.peer_id}
 
-    play(Swarm(tmp_path, manifest=QUIET, wire=Wire(latency_s=0.1, bytes_per_s=300.0)), story)
+
+async def test_the_supervisor_gets_every_meeting(swarm: Swarm) -> None:
+    a, b = swarm.start(2)
+    await swarm.until(lambda: a.num_completed >= 4)
+    for peer in (a, b):
+        peer.trainer.frozen = True
+    await asyncio.sleep(15.0)
+    shown = a.status
+    assert shown.meetings["completed"] == a.num_completed and sum(shown.meetings.values()) == len(a.meetings)
+    assert shown.bytes["sent"] == sum(done.bytes_sent for done in a.meetings) > 0
+    assert {done.route for done in a.meetings if done.outcome == "completed"} == {"memory"} and shown.peers_seen == 1
+    assert shown.addresses == ["/ip4/192.0.2.1/tcp/4001"]
 
 
-def test_the_supervisor_gets_every_meeting(tmp_path: Path) -> None:
-    async def story(swarm: Swarm) -> None:
-        a, b = swarm.start(2)
-        await swarm.until(lambda: a.num_completed >= 4)
-        for peer in (a, b):
-            peer.trainer.frozen = True
-        await asyncio.sleep(15.0)
-        shown = a.status
-        assert shown.meetings["completed"] == a.num_completed and sum(shown.meetings.values()) == len(a.meetings)
-        assert shown.bytes["sent"] == sum(done.bytes_sent for done in a.meetings) > 0
-        assert {done.route for done in a.meetings if done.outcome == "completed"} == {"memory"} and shown.peers_seen == 1
-        assert shown.addresses == ["/ip4/192.0.2.1/tcp/4001"]
-
-    play(Swarm(tmp_path, manifest=QUIET), story)
-
-
-def test_a_banned_peer_gets_no_manifest(tmp_path: Path) -> None:
-    async def story(swarm: Swarm) -> None:
-        (peer,) = swarm.start(1)
-        asker = FetchClient(MALLORY, swarm.terms.run_id, OwnCredential(), swarm.network.start_peer(MALLORY.peer_id, nobody))
-        assert (await header_of(asker, peer.peer_id, ContentsKind.MANIFEST)).total_bytes == len(swarm.signed.to_bytes())
-        peer.book.ban(MALLORY.peer_id, loop_s(), "a test")
-        with pytest.raises(Unreachable, match="rejected the stream"):
-            await header_of(asker, peer.peer_id, ContentsKind.MANIFEST)
-
-    play(Swarm(tmp_path, manifest=QUIET), story)
+async def test_a_banned_peer_gets_no_manifest(swarm: Swarm) -> None:
+    (peer,) = swarm.start(1)
+    asker = FetchClient(MALLORY, swarm.terms.run_id, OwnCredential(), swarm.network.start_peer(MALLORY.peer_id, nobody))
+    assert (await header_of(asker, peer.peer_id, ContentsKind.MANIFEST)).total_bytes == len(swarm.signed.to_bytes())
+    peer.book.ban(MALLORY.peer_id, loop_s(), "a test")
+    with pytest.raises(Unreachable, match="rejected the stream"):
+        await header_of(asker, peer.peer_id, ContentsKind.MANIFEST)

@@ -11,7 +11,6 @@ from gossamer.peer.machine.events import Event, ProcessReported, RunKnown
 from gossamer.peer.machine.home import Home
 from gossamer.peer.node.peer import HeldRun, NodePeer, PeerNetwork
 from gossamer.protocol.identity import Identity
-from gossamer.protocol.memory import virtual_time
 from gossamer.protocol.memory.network import MemoryNetwork
 from gossamer.protocol.messages.records import MemberRecord
 from gossamer.protocol.run.invite import Invite
@@ -51,36 +50,26 @@ def record(who: Identity, invite: Invite | None) -> MemberRecord:
     return MemberRecord(SIGNED.run_id, who.peer_id, (), 0, False, 1, int(time.time()) + 60, credential).signed(who)
 
 
-def test_the_directory_holds_members_only_once_the_manifest_is_known(tmp_path: Path) -> None:
-    async def scene() -> None:
-        network = MemoryNetwork()
-        seed = Bootstrap(network, tmp_path / "seed", SEED, holds=False)
-        await asyncio.sleep(5.0)
-        assert not seed.peer.is_member(record(NEWCOMER, INVITE)), "the manifest says who is one"
-        assert seed.peer.bare_record(()) is None and not seed.home.manifest.exists()
-        host = Bootstrap(network, tmp_path / "host", HOST, holds=True)
-        await asyncio.sleep(10.0)
-        assert seed.home.manifest.read_bytes() == SIGNED.to_bytes()
-        assert seed.peer.is_member(record(NEWCOMER, INVITE)) and not seed.peer.is_member(record(STRANGER, None))
-        bare = seed.peer.bare_record((AT_SEED,))
-        assert bare is not None and host.peer.is_member(bare)
-        assert [type(event) for event in seed.events if isinstance(event, RunKnown)] == [RunKnown]
-        assert ProcessReported("serving", "0 connected") in seed.events
-        for one in (seed, host):
-            await one.stop()
-        await network.close()
-
-    virtual_time.run(scene())
+async def test_the_directory_holds_members_only_once_the_manifest_is_known(tmp_path: Path, network: MemoryNetwork) -> None:
+    seed = Bootstrap(network, tmp_path / "seed", SEED, holds=False)
+    await asyncio.sleep(5.0)
+    assert not seed.peer.is_member(record(NEWCOMER, INVITE)), "the manifest says who is one"
+    assert seed.peer.bare_record(()) is None and not seed.home.manifest.exists()
+    host = Bootstrap(network, tmp_path / "host", HOST, holds=True)
+    await asyncio.sleep(10.0)
+    assert seed.home.manifest.read_bytes() == SIGNED.to_bytes()
+    assert seed.peer.is_member(record(NEWCOMER, INVITE)) and not seed.peer.is_member(record(STRANGER, None))
+    bare = seed.peer.bare_record((AT_SEED,))
+    assert bare is not None and host.peer.is_member(bare)
+    assert [type(event) for event in seed.events if isinstance(event, RunKnown)] == [RunKnown]
+    assert ProcessReported("serving", "0 connected") in seed.events
+    for one in (seed, host):
+        await one.stop()
 
 
-def test_one_that_is_stopped_before_it_has_the_manifest_ends(tmp_path: Path) -> None:
-    async def scene() -> None:
-        network = MemoryNetwork()
-        seed = Bootstrap(network, tmp_path / "seed", SEED, holds=False)
-        await asyncio.sleep(3.0)
-        began_s = loop_s()
-        await seed.stop()
-        assert loop_s() - began_s < 1.0 and seed.peer.member is None
-        await network.close()
-
-    virtual_time.run(scene())
+async def test_one_that_is_stopped_before_it_has_the_manifest_ends(tmp_path: Path, network: MemoryNetwork) -> None:
+    seed = Bootstrap(network, tmp_path / "seed", SEED, holds=False)
+    await asyncio.sleep(3.0)
+    began_s = loop_s()
+    await seed.stop()
+    assert loop_s() - began_s < 1.0 and seed.peer.member is None

@@ -6,9 +6,8 @@ With a real network and a real trainer: tests/e2e.
 from __future__ import annotations
 
 import asyncio
-import tempfile
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -40,6 +39,8 @@ from gossamer.protocol.streams.transport import Purpose
 from tests.peer.deaf import Deaf
 from tests.peer.waiting import eventually
 
+pytestmark = pytest.mark.real_time
+
 HOST, MEMBER = Identity(b"h" * 32), Identity(b"m" * 32)
 SIGNED = SignedManifest.sign(Manifest().with_host(HOST.peer_id), HOST)
 ADDRESS = f"/ip4/127.0.0.1/tcp/4001/p2p/{HOST.peer_id}"
@@ -64,6 +65,7 @@ class Quiet:
         has_met: object,
         bare_record: object,
         acquaintances: Callable[[], Sequence[str]],
+        last_port: int,
     ) -> None:
         self.carried = CarriedBytes()
         self.settings, self.record_store, self.answer = settings, record_store, answer
@@ -141,6 +143,10 @@ class Running:
         if self.task.done():
             self.task.result()
 
+    async def looked(self) -> Quiet:
+        await self.true(lambda: self.networks and self.networks[0].num_looks, "a look around")
+        return self.networks[0]
+
     async def stop(self) -> None:
         self.process.stop()
         async with asyncio.timeout(20):
@@ -158,16 +164,10 @@ def home(tmp_path: Path) -> Home:
 
 
 @pytest.fixture
-def runtime() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="node-") as name:  # pytest's own paths are too long for a socket
-        yield Path(name)
-
-
-@pytest.fixture
-def start(home: Home, runtime: Path, monkeypatch: pytest.MonkeyPatch) -> Start:
+def start(home: Home, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Start:
     monkeypatch.setattr(root, "LOOK_S", 0.01)
     monkeypatch.setattr(reports, "SAVE_S", 0.01)
-    return lambda **config: Running(home, runtime, monkeypatch, **config)
+    return lambda **config: Running(home, folder, monkeypatch, **config)
 
 
 def member() -> MemberRecord:
@@ -188,163 +188,128 @@ async def answer_to_a_caller(network: Quiet) -> Refusal:
     return refusals[0]
 
 
-def test_a_bootstrap_node_serves_the_manifest_and_keeps_announced_members(home: Home, start: Start) -> None:
+async def test_a_bootstrap_node_serves_the_manifest_and_keeps_announced_members(home: Home, start: Start) -> None:
     home.manifest.write_bytes(SIGNED.to_bytes())
     home.invite.write_text(INVITE.to_text())
-
-    async def first() -> None:
-        running = start(trains=False)
-        network = await running.until("serving")
-        assert running.emitted(ProcessReported)[-1].reason == "0 connected"
-        assert running.emitted(RunKnown) == [RunKnown.of(SIGNED.manifest())]
-        assert running.emitted(PeersSeen) == [PeersSeen(0)] and running.emitted(AddressesChanged) == [AddressesChanged(Quiet.addresses)]
-        assert "does not train" in (await answer_to_a_caller(network)).detail
-        assert network.record_store.keep_latest(member().to_bytes())
-        await eventually(lambda: home.peers.exists() and str(MEMBER.peer_id) in home.peers.read_text(), "the address book")
-        await running.stop()
-        assert not network.announced, "it is nobody's partner"
-
-    async def again() -> None:
-        home.invite.unlink()
-        running = start(trains=False)
-        network = await running.until("serving")
-        assert network.record_store.keep_latest(member().to_bytes()), "its record store is of the run that it holds"
-        assert set(network.entry_addresses()) == {ADDRESS, f"/ip4/192.0.2.7/tcp/4001/p2p/{MEMBER.peer_id}"}
-        await running.stop()
-
-    asyncio.run(first())
-    asyncio.run(again())
+    running = start(trains=False)
+    network = await running.until("serving")
+    assert running.emitted(ProcessReported)[-1].reason == "0 connected"
+    assert running.emitted(RunKnown) == [RunKnown.of(SIGNED.manifest())]
+    assert running.emitted(PeersSeen) == [PeersSeen(0)] and running.emitted(AddressesChanged) == [AddressesChanged(Quiet.addresses)]
+    assert "does not train" in (await answer_to_a_caller(network)).detail
+    assert network.record_store.keep_latest(member().to_bytes())
+    await eventually(lambda: home.peers.exists() and str(MEMBER.peer_id) in home.peers.read_text(), "the address book")
+    await running.stop()
+    assert not network.announced, "it is nobody's partner"
+    home.invite.unlink()
+    running = start(trains=False)
+    network = await running.until("serving")
+    assert network.record_store.keep_latest(member().to_bytes()), "its record store is of the run that it holds"
+    assert set(network.entry_addresses()) == {ADDRESS, f"/ip4/192.0.2.7/tcp/4001/p2p/{MEMBER.peer_id}"}
+    await running.stop()
 
 
-def test_failures_are_forgotten_once_p2pd_was_replaced(home: Home, start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_failures_are_forgotten_once_p2pd_was_replaced(home: Home, start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     home.manifest.write_bytes(SIGNED.to_bytes())
     forgotten: list[float] = []
     monkeypatch.setattr(AddressBook, "forget_failures", lambda book, now_s: forgotten.append(now_s))
     monkeypatch.setattr(reports, "REPORT_S", 0.01)
-
-    async def test() -> None:
-        running = start(trains=False)
-        network = await running.until("serving")
-        for daemon_pid, times in ((7, 0), (0, 0), (8, 1), (8, 1), (0, 1), (9, 2)):
-            network.daemon_pid, num_looks = daemon_pid, network.num_routes
-            await running.true(lambda: network.num_routes >= num_looks + 3, "two whole looks")  # noqa: B023 (awaited here)
-            assert len(forgotten) == times, daemon_pid
-        await running.stop()
-
-    asyncio.run(test())
+    running = start(trains=False)
+    network = await running.until("serving")
+    for daemon_pid, times in ((7, 0), (0, 0), (8, 1), (8, 1), (0, 1), (9, 2)):
+        network.daemon_pid, num_looks = daemon_pid, network.num_routes
+        await running.true(lambda: network.num_routes >= num_looks + 3, "two whole looks")  # noqa: B023 (awaited here)
+        assert len(forgotten) == times, daemon_pid
+    await running.stop()
 
 
 @pytest.mark.parametrize("trains", [True, False])
-def test_one_that_was_ended_before_it_had_the_manifest_goes_on_looking_for_it(home: Home, start: Start, trains: bool) -> None:
+async def test_one_that_was_ended_before_it_had_the_manifest_goes_on_looking_for_it(home: Home, start: Start, trains: bool) -> None:
     home.invite.write_text(INVITE.to_text())
 
-    async def once() -> None:
+    for _ in range(2):
         running = start(trains=trains)
         network = await running.until("joining")
         assert network.entry_addresses() == (ADDRESS,)
         await running.stop()
 
-    asyncio.run(once())
-    asyncio.run(once())
+
+async def test_without_a_run_it_does_not_start(start: Start) -> None:
+    with pytest.raises(BadSettings, match="holds no run"):
+        start()
 
 
-def test_without_a_run_it_does_not_start(start: Start) -> None:
-    async def test() -> None:
-        with pytest.raises(BadSettings, match="holds no run"):
-            start()
-
-    asyncio.run(test())
-
-
-def test_the_node_starts_before_the_trainer_and_meets_once_it_has_the_plan(home: Home, runtime: Path, start: Start) -> None:
+async def test_the_node_starts_before_the_trainer_and_meets_once_it_has_the_plan(home: Home, folder: Path, start: Start) -> None:
     home.manifest.write_bytes(SIGNED.to_bytes())
-
-    async def test() -> None:
-        running = start()
-        await running.true(lambda: running.networks and running.networks[0].num_looks, "a look around")
-        network = running.networks[0]
-        assert (await answer_to_a_caller(network)).detail == "still joining"
-        assert not network.announced, "nobody could meet it yet"
-        trainer, asked = TrainerEnd(runtime), list[messages.Request]()
-        await running.true(lambda: trainer.poll() or trainer.session, "the node at the link")
-        trainer.send(messages.Built(PLAN), trainer.session)
-        trainer.send(messages.Progress(0, RunPhase.TRAIN, False), trainer.session)
-        await running.true(lambda: asked.extend(trainer.poll()) or messages.Start() in asked, "the word to begin")
-        await running.true(lambda: network.announced, "announcement")
-        num_announced = len(network.announced)
-        await running.stop()
-        assert len(network.announced) == num_announced + 1 and network.announced[-1].expires_s < time.time() + 5, "it says goodbye"
-        trainer.close()
-
-    asyncio.run(test())
+    running = start()
+    network = await running.looked()
+    assert (await answer_to_a_caller(network)).detail == "still joining"
+    assert not network.announced, "nobody could meet it yet"
+    trainer, asked = TrainerEnd(folder), list[messages.Request]()
+    await running.true(lambda: trainer.poll() or trainer.session, "the node at the link")
+    trainer.send(messages.Built(PLAN), trainer.session)
+    trainer.send(messages.Progress(0, RunPhase.TRAIN, False), trainer.session)
+    await running.true(lambda: asked.extend(trainer.poll()) or messages.Start() in asked, "the word to begin")
+    await running.true(lambda: network.announced, "announcement")
+    num_announced = len(network.announced)
+    await running.stop()
+    assert len(network.announced) == num_announced + 1 and network.announced[-1].expires_s < time.time() + 5, "it says goodbye"
+    trainer.close()
 
 
-def test_it_stops_while_it_waits_for_the_trainer(home: Home, start: Start) -> None:
+async def test_it_stops_while_it_waits_for_the_trainer(home: Home, start: Start) -> None:
     home.manifest.write_bytes(SIGNED.to_bytes())
-
-    async def test() -> None:
-        running = start()
-        await running.true(lambda: running.networks and running.networks[0].num_looks, "a look around")
-        await running.stop()
-
-    asyncio.run(test())
+    running = start()
+    await running.looked()
+    await running.stop()
 
 
-def test_no_settings_are_read_without_being_applied(home: Home, start: Start) -> None:
+async def test_no_settings_are_read_without_being_applied(home: Home, start: Start) -> None:
     home.manifest.write_bytes(SIGNED.to_bytes())
-
-    async def test() -> None:
-        running = start()
-        assert not running.process.read_settings()
-        running.child.to_come = running.child.settings.model_copy(update={"paused": True})
-        assert running.process.read_settings()
-        await running.until("quiet")
-        await running.stop()
-
-    asyncio.run(test())
+    running = start()
+    assert not running.process.read_settings()
+    running.child.to_come = running.child.settings.model_copy(update={"paused": True})
+    assert running.process.read_settings()
+    await running.until("quiet")
+    await running.stop()
 
 
-def test_relays_that_could_not_be_kept_are_kept_as_soon_as_they_can(home: Home, start: Start) -> None:
+async def test_relays_that_could_not_be_kept_are_kept_as_soon_as_they_can(home: Home, start: Start) -> None:
     home.manifest.write_bytes(SIGNED.to_bytes())
     beside = home.relays.with_name(".relays.new")
     beside.mkdir()
-
-    async def test() -> None:
-        running = start()
-        await eventually(home.peers.exists, "a save")
-        saved_ns = home.peers.stat().st_mtime_ns
-        await eventually(lambda: home.peers.stat().st_mtime_ns > saved_ns, "another save")
-        assert not home.relays.exists()
-        beside.rmdir()
-        await eventually(home.relays.exists, "the relays in the home")
-        await running.stop()
-
-    asyncio.run(test())
+    running = start()
+    await eventually(home.peers.exists, "a save")
+    saved_ns = home.peers.stat().st_mtime_ns
+    await eventually(lambda: home.peers.stat().st_mtime_ns > saved_ns, "another save")
+    assert not home.relays.exists()
+    beside.rmdir()
+    await eventually(home.relays.exists, "the relays in the home")
+    await running.stop()
 
 
-def test_which_peers_relay_by_default_and_which_relays_are_kept(home: Home, start: Start) -> None:
+async def test_which_peers_relay_by_default_and_which_relays_are_kept(home: Home, start: Start) -> None:
     home.manifest.write_bytes(SIGNED.to_bytes())
     relay = f"/ip4/5.5.0.1/tcp/4001/p2p/{MEMBER.peer_id}"
 
     async def roles(**config: Any) -> DaemonSettings:
         running = start(**config)
-        await running.true(lambda: running.networks and running.networks[0].num_looks, "a look around")
-        network = running.networks[0]
+        network = await running.looked()
         network.through = (relay,)
         await eventually(lambda: home.relays.exists() and relay in home.relays.read_text(), "the relays in the home")
         await running.stop()
         return network.settings
 
-    host = asyncio.run(roles())
+    host = await roles()
     assert (host.relays, host.through) == (True, ())
     home.invite.write_text(INVITE.to_text())
-    joiner = asyncio.run(roles())
+    joiner = await roles()
     assert (joiner.relays, joiner.through) == (False, (relay,)), "last time others did not reach it directly"
-    assert asyncio.run(roles(relay=True)).relays
+    assert (await roles(relay=True)).relays
     home.invite.unlink()
-    assert not asyncio.run(roles(max_upload="5 Mbit/s")).relays, "what is relayed passes no throttle"
+    assert not (await roles(max_upload="5 Mbit/s")).relays, "what is relayed passes no throttle"
     home.relays.write_text(f"{relay} nonsense")
-    alone = asyncio.run(roles(listen="127.0.0.1", relay=True))
+    alone = await roles(listen="127.0.0.1", relay=True)
     assert (alone.relays, alone.through) == (False, ())
     home.relays.write_text(f"{relay} nonsense")
-    assert asyncio.run(roles()).through == (), "a damaged file is like none"
+    assert (await roles()).through == (), "a damaged file is like none"

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from gossamer.peer.machine.events import CurveTold, Event, MembersSeen
 from gossamer.peer.machine.home import Home
 from gossamer.peer.machine.run_view import RunView
@@ -15,9 +17,14 @@ from gossamer.protocol.messages.replies import RunCurve
 from tests.peer.machine.test_run_view import NOW_S, STEP_TOKENS, TOTAL, seen
 from tests.peer.machine.test_told_curve import told
 from tests.swarm.tiny import tiny_manifest
-from tests.swarm.world import Swarm, play
+from tests.swarm.world import Swarm
 
 QUIET = tiny_manifest(run={"total_steps": 100_000})
+
+
+@pytest.fixture
+def swarm(tmp_path: Path) -> Swarm:
+    return Swarm(tmp_path, manifest=QUIET)
 
 
 def kept(home: Home, *, with_older: bool = False) -> RunView:
@@ -31,22 +38,19 @@ def kept(home: Home, *, with_older: bool = False) -> RunView:
     return view
 
 
-def test_a_late_member_is_told_by_the_others(tmp_path: Path) -> None:
-    async def story(swarm: Swarm) -> None:
-        residents = swarm.start(3)
-        for resident in residents:
-            kept(resident.home)
-        await swarm.until(lambda: all(peer.num_completed for peer in residents))
-        joiner = swarm.add(waits_for_start=True, is_founder=False)
-        events: list[Event] = []
-        joiner.forward = events.append
-        joiner.start()
-        await swarm.until(lambda: sum(isinstance(event, CurveTold) for event in events) == 3, within_s=100.0)
-        answers = [event for event in events if isinstance(event, CurveTold)]
-        assert {answer.source for answer in answers} == {str(peer.peer_id) for peer in residents}
-        assert answers[0].points == ((int(NOW_S), 100, 2.5, 2.5, 2.5, 1, 100.0 * STEP_TOKENS),)
-
-    play(Swarm(tmp_path, manifest=QUIET), story)
+async def test_a_late_member_is_told_by_the_others(swarm: Swarm) -> None:
+    residents = swarm.start(3)
+    for resident in residents:
+        kept(resident.home)
+    await swarm.until(lambda: all(peer.num_completed for peer in residents))
+    joiner = swarm.add(waits_for_start=True, is_founder=False)
+    events: list[Event] = []
+    joiner.forward = events.append
+    joiner.start()
+    await swarm.until(lambda: sum(isinstance(event, CurveTold) for event in events) == 3, within_s=100.0)
+    answers = [event for event in events if isinstance(event, CurveTold)]
+    assert {answer.source for answer in answers} == {str(peer.peer_id) for peer in residents}
+    assert answers[0].points == ((int(NOW_S), 100, 2.5, 2.5, 2.5, 1, 100.0 * STEP_TOKENS),)
 
 
 def test_it_tells_only_what_it_has_seen_itself_and_reads_the_file_seldom(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,18 +12,17 @@ import pytest
 
 from gossamer.peer.machine.events import Event, StageHeld
 from gossamer.peer.machine.home import Home
-from gossamer.peer.node import staging
 from gossamer.peer.node.staging import StageChoice
 from gossamer.peer.swarm.lifecycle import Lifecycle
 from gossamer.peer.swarm.sybil_groups import SybilGroups
 from gossamer.protocol.errors import BadSettings
+from gossamer.protocol.tasks import loop_s
 from tests.peer.swarm.test_address_book_stages import book_of
 from tests.protocol.samples import STAGE_TERMS
 
 
 @pytest.fixture(autouse=True)
-def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(staging, "RECONSIDER_S", (0.05, 0.05))
+def nothing_said() -> None:
     emitted.clear()
 
 
@@ -52,90 +50,77 @@ def choice(folder: Path, stages: list[int], seed: int = 0, *, is_founder: bool =
     return StageChoice(home, groups, SeenDirectory(), Lifecycle(), rng, 3, emitted.append, is_founder)  # type: ignore[arg-type]
 
 
-def chosen(folder: Path, stages: list[int], fits: tuple[int, ...], seed: int = 0, *, is_founder: bool = False) -> int:
-    async def choose() -> int:
-        choosing = choice(folder, stages, seed, is_founder=is_founder)
-        now_s = asyncio.get_running_loop().time()
-        for entry in choosing.groups.book.known(0.0):
-            entry.seen_s = now_s
-        stage = await choosing.choose(fits)
-        assert choosing.lifecycle.stage == stage + 1, "it is announced before the trainer is ready"
-        assert emitted[-1] == StageHeld(stage + 1, 3)
-        return stage
-
-    return asyncio.run(choose())
+async def chosen(folder: Path, stages: list[int], fits: tuple[int, ...], seed: int = 0, *, is_founder: bool = False) -> int:
+    choosing = choice(folder, stages, seed, is_founder=is_founder)
+    for entry in choosing.groups.book.known(0.0):
+        entry.seen_s = loop_s()
+    stage = await choosing.choose(fits)
+    assert choosing.lifecycle.stage == stage + 1, "it is announced before the trainer is ready"
+    assert emitted[-1] == StageHeld(stage + 1, 3)
+    return stage
 
 
-def test_the_first_peer_of_a_run_takes_the_first_stage_that_fits(tmp_path: Path) -> None:
-    assert chosen(tmp_path / "a", [], (0, 1, 2), is_founder=True) == 0
-    assert chosen(tmp_path / "b", [], (1, 2), is_founder=True) == 1
+async def test_the_first_peer_of_a_run_takes_the_first_stage_that_fits(tmp_path: Path) -> None:
+    assert await chosen(tmp_path / "a", [], (0, 1, 2), is_founder=True) == 0
+    assert await chosen(tmp_path / "b", [], (1, 2), is_founder=True) == 1
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_a_peer_that_joins_before_the_directory_shows_anybody_looks_again(seed: int, tmp_path: Path) -> None:
+async def test_a_peer_that_joins_before_the_directory_shows_anybody_looks_again(seed: int, tmp_path: Path) -> None:
     """Peers that join right after the first one has printed its invite see no record of a stage yet."""
 
-    async def choose() -> None:
-        choosing, others = choice(tmp_path, [], seed), book_of([1, 3], own=0)
+    choosing, others = choice(tmp_path, [], seed), book_of([1, 3], own=0)
 
-        def show() -> None:
-            for record in others.records(asyncio.get_running_loop().time()):
-                choosing.groups.book.learn(record, asyncio.get_running_loop().time())
+    def show() -> None:
+        for record in others.records(loop_s()):
+            choosing.groups.book.learn(record, loop_s())
 
-        choosing.presence.show = show  # type: ignore[attr-defined]
-        assert await choosing.choose((0, 1, 2)) == 1
-
-    asyncio.run(choose())
+    choosing.presence.show = show  # type: ignore[attr-defined]
+    assert await choosing.choose((0, 1, 2)) == 1
 
 
-def test_a_joining_peer_takes_the_stage_that_nobody_holds(tmp_path: Path) -> None:
-    assert chosen(tmp_path, [1, 3, 3], (0, 1, 2)) == 1
+async def test_a_joining_peer_takes_the_stage_that_nobody_holds(tmp_path: Path) -> None:
+    assert await chosen(tmp_path, [1, 3, 3], (0, 1, 2)) == 1
 
 
-def test_of_the_stages_that_fit_it_takes_the_one_with_the_fewest_holders(tmp_path: Path) -> None:
-    assert chosen(tmp_path, [1, 1, 2, 3, 3], (0, 2)) in (0, 2)
-    assert chosen(tmp_path / "other", [1, 1, 2, 3, 3], (0, 1, 2)) == 1
+async def test_of_the_stages_that_fit_it_takes_the_one_with_the_fewest_holders(tmp_path: Path) -> None:
+    assert await chosen(tmp_path, [1, 1, 2, 3, 3], (0, 2)) in (0, 2)
+    assert await chosen(tmp_path / "other", [1, 1, 2, 3, 3], (0, 1, 2)) == 1
 
 
-def test_equal_stages_are_drawn(tmp_path: Path) -> None:
-    drawn = Counter(chosen(tmp_path / str(seed), [1, 2], (0, 1), seed) for seed in range(20))
-    assert set(drawn) == {0, 1}
+async def test_equal_stages_are_drawn(tmp_path: Path) -> None:
+    assert {await chosen(tmp_path / str(seed), [1, 2], (0, 1), seed) for seed in range(20)} == {0, 1}
 
 
-def test_peers_that_join_together_choose_unlike_stages(tmp_path: Path) -> None:
+async def test_peers_that_join_together_choose_unlike_stages(tmp_path: Path) -> None:
     """A second one has chosen the same stage at the same moment: the later look sees it."""
-
-    async def choose() -> tuple[int, int]:
-        choosing = choice(tmp_path, [1, 2])
-        entries = choosing.groups.book.known(0.0)
-        for entry in entries:
-            entry.seen_s = asyncio.get_running_loop().time()
-        chosen = asyncio.create_task(choosing.choose((0, 1)))
-        await choosing.lifecycle.until(lambda: choosing.lifecycle.stage > 0)
-        first = choosing.lifecycle.stage - 1
-        for entry in entries:
-            assert entry.record is not None
-            entry.record = replace(entry.record, stage=first + 1)
-        return first, await chosen
-
-    first, chosen = asyncio.run(choose())
-    assert chosen == 1 - first
+    choosing = choice(tmp_path, [1, 2])
+    entries = choosing.groups.book.known(0.0)
+    for entry in entries:
+        entry.seen_s = loop_s()
+    chosen = asyncio.create_task(choosing.choose((0, 1)))
+    await choosing.lifecycle.until(lambda: choosing.lifecycle.stage > 0)
+    first = choosing.lifecycle.stage - 1
+    for entry in entries:
+        assert entry.record is not None
+        entry.record = replace(entry.record, stage=first + 1)
+    assert await chosen == 1 - first
 
 
-def test_the_choice_is_kept_in_the_home(tmp_path: Path) -> None:
-    assert chosen(tmp_path, [1], (0, 1)) == 1
-    assert chosen(tmp_path, [2, 2, 2], (0, 1)) == 1, "though another stage needs it more by now"
+async def test_the_choice_is_kept_in_the_home(tmp_path: Path) -> None:
+    assert await chosen(tmp_path, [1], (0, 1)) == 1
+    assert await chosen(tmp_path, [2, 2, 2], (0, 1)) == 1, "though another stage needs it more by now"
     assert Home(tmp_path).stage.read_text() == "2\n"
-    assert chosen(tmp_path, [2], (0,)) == 0, "unless it does not fit any more"
+    assert await chosen(tmp_path, [2], (0,)) == 0, "unless it does not fit any more"
 
 
-def test_a_kept_choice_is_shown_before_the_trainer_is_there_and_once(tmp_path: Path) -> None:
-    assert chosen(tmp_path, [1], (0, 1)) == 1
+async def test_a_kept_choice_is_shown_before_the_trainer_is_there_and_once(tmp_path: Path) -> None:
+    assert await chosen(tmp_path, [1], (0, 1)) == 1
     emitted.clear()
     choosing = choice(tmp_path, [2, 2, 2])
     choosing.show_held()
     assert (choosing.lifecycle.stage, emitted) == (2, [StageHeld(2, 3)])
-    assert asyncio.run(choosing.choose((0, 1))) == 1
+    assert await choosing.choose((0, 1)) == 1
     assert emitted == [StageHeld(2, 3)]
 
 
@@ -148,9 +133,9 @@ def test_no_stage_is_shown_where_none_is_kept_or_the_run_lacks_it(text: str, tmp
     assert (choosing.lifecycle.stage, emitted) == (0, [])
 
 
-def test_an_unreadable_choice_is_reported_with_what_to_do(tmp_path: Path) -> None:
+async def test_an_unreadable_choice_is_reported_with_what_to_do(tmp_path: Path) -> None:
     Home(tmp_path).create()
     Home(tmp_path).stage.write_text("last\n")
     with pytest.raises(BadSettings, match="does not hold the number of a stage") as caught:
-        chosen(tmp_path, [], (0, 1))
+        await chosen(tmp_path, [], (0, 1))
     assert "remove it" in caught.value.hint

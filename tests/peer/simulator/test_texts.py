@@ -58,6 +58,13 @@ def test_full_skew_leaves_each_peer_its_own_part(folder: Path, tmp_path: Path) -
     assert share_of("wxyz", two) > 0.85
 
 
+def test_the_parts_of_a_mixture_are_not_called_streamed(folder: Path, tmp_path: Path) -> None:
+    sources = [{"weight": 1, "source": "builtin"}, {"weight": 1, "source": "text"}]
+    made: Scenario = scenario(small_manifest(data={"source": "mixture", "mixture": sources}), {"peers": 2, "skew": 0.5})
+    with pytest.raises(BadSettings, match="a mixture is not divided"):
+        load_texts(made, load_tokenizer(TokenizerSection()), folder, tmp_path / "cache")
+
+
 def test_half_a_skew_mixes(folder: Path, tmp_path: Path) -> None:
     texts = loaded(folder, tmp_path, skew=0.5)
     batches = [texts.batches[0].batch(step) for step in range(200)]

@@ -141,6 +141,13 @@ def test_merges_without_a_probe_prove_nothing() -> None:
     assert records.trust(A) == NEWCOMER and records.get(A).merged == 90
 
 
+def test_a_merge_that_changes_nothing_has_not_helped_and_one_far_below_the_typical_gain_has_harmed() -> None:
+    records = PartnerRecords()
+    for gain, deviation in ((0.0, 0.0), (0.01, -0.9), (-0.01, -1.1)):
+        records.merged(A, NOW_S, gain, deviation)
+    assert records.get(A).words() == "3 merged, probed 3 times: 1 helped, 1 harmed"
+
+
 def test_messages_that_keep_helping_less_than_others_cost_the_trust_and_then_count_as_harmful() -> None:
     records = with_good(B, C, A)
     is_harmful, doubts = [], []
@@ -248,12 +255,13 @@ def test_partners_that_are_refused_by_chance_never_rest_for_hours(rate: float) -
 
 def test_a_partner_rests_after_rejections_in_a_row_until_our_weights_are_replaced() -> None:
     records = with_good(B)
-    for number in range(1, 20):
+    for number in range(1, 1100):
         records.rejected(A, NOW_S)
         rest_s = records.rests_until_s(A) - NOW_S if number >= REJECTIONS else 0.0
-        assert rest_s == (0.0 if number < REJECTIONS else min(REJECTED_REST_S[1], REJECTED_REST_S[0] * 2 ** (number - REJECTIONS)))
+        assert rest_s == (0.0 if number < REJECTIONS else min(REJECTED_REST_S[1], REJECTED_REST_S[0] * 2 ** min(9, number - REJECTIONS)))
         assert records.is_shunned(A, NOW_S) == (number >= REJECTIONS)
     records.harmful(C, NOW_S)
+    records.rejected(C, NOW_S)
     records.forget_rejections()
     assert not records.is_shunned(A, NOW_S) and records.is_shunned(C, NOW_S) and not records.shunned_for_good()
     records.rejected(A, NOW_S)
@@ -261,6 +269,15 @@ def test_a_partner_rests_after_rejections_in_a_row_until_our_weights_are_replace
     meet(records, A, 1)
     records.rejected(A, NOW_S)
     assert not records.is_shunned(A, NOW_S), "a merge in between counts"
+
+
+def test_a_rest_after_rejections_does_not_shorten_a_longer_one() -> None:
+    records = with_good(B)
+    for _ in range(3):
+        records.harmful(A, NOW_S)
+    for _ in range(REJECTIONS):
+        records.rejected(A, NOW_S + 60.0)
+    assert records.rests_until_s(A) == NOW_S + RESTS_S[2]
 
 
 def test_a_clock_that_is_set_back_ends_a_rest_and_one_that_was_ahead_does_not_extend_it() -> None:
@@ -314,12 +331,32 @@ def test_newcomers_rest_where_more_of_their_origin_are_harmful_than_proven(
 
 
 @pytest.mark.parametrize(
-    ("num_good", "num_harmful", "rest_s"), [(0, 0, RESTS_S[0]), (0, 1, RESTS_S[1]), (0, 2, RESTS_S[2]), (3, 3, RESTS_S[0])]
+    ("num_good", "num_harmful", "num_proofs", "rung"), [(0, 0, 0, 0), (0, 1, 0, 1), (0, 2, 0, 2), (3, 3, 0, 0), (0, 2, 1, 0)]
 )
-def test_harmful_messages_of_a_group_count_for_its_newcomers(num_good: int, num_harmful: int, rest_s: float) -> None:
+def test_harmful_messages_of_a_group_count_once_for_a_newcomer_of_it(num_good: int, num_harmful: int, num_proofs: int, rung: int) -> None:
     records, newcomer = with_origins(num_good, num_harmful)
-    records.harmful(newcomer, NOW_S)
-    assert records.get(newcomer).rest_s == rest_s
+    meet(records, newcomer, num_proofs)
+    for rest_s in RESTS_S[rung : rung + 2]:
+        records.harmful(newcomer, NOW_S)
+        assert records.get(newcomer).rest_s == rest_s
+
+
+def test_a_harmful_peer_does_not_count_beside_itself() -> None:
+    records = PartnerRecords(lambda _: ("invite",))
+    records.harmful(A, NOW_S)
+    records.harmful(B, NOW_S + 100.0)
+    assert records.shunned([A, B], NOW_S + 101.0) == {B}
+
+
+def test_the_origin_of_a_peer_that_is_out_of_sight_is_remembered() -> None:
+    in_sight = {A, B}
+    records = PartnerRecords(lambda peer: ("invite",) if peer in in_sight else ())
+    for peer in (A, B):
+        records.harmful(peer, NOW_S)
+    in_sight = {C}
+    for peer in (A, B):
+        records.rejected(peer, NOW_S)
+    assert records.is_shunned(C, NOW_S)
 
 
 def test_keys_of_one_invite_cost_few_exchanges() -> None:

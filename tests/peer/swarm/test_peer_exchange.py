@@ -139,24 +139,21 @@ def passed_on(prepare: Callable[[PeerExchange], None], most: int) -> list[set[Pe
     return run(main(), start_s=1000.0)
 
 
-def test_a_stranger_sets_news_until_the_book_is_full_and_a_lost_peer_always_does() -> None:
-    async def main() -> None:
-        peer_exchange = open_exchange()
-        swarm = [Identity(number.to_bytes(32, "big")) for number in range(1, MAX_ENTRIES + 2)]
-        peer_exchange.book.learn(record_of(swarm[0], NOW_S - 1), loop_s())
-        for identity in swarm[1:-1]:
-            peer_exchange.news.clear()
-            peer_exchange.take(record_of(identity))
-            assert peer_exchange.news.is_set()
+async def test_a_stranger_sets_news_until_the_book_is_full_and_a_lost_peer_always_does() -> None:
+    peer_exchange = open_exchange()
+    swarm = [Identity(number.to_bytes(32, "big")) for number in range(1, MAX_ENTRIES + 2)]
+    peer_exchange.book.learn(record_of(swarm[0], NOW_S - 1), loop_s())
+    for identity in swarm[1:-1]:
         peer_exchange.news.clear()
-        peer_exchange.take(record_of(swarm[-1]))
-        assert not peer_exchange.news.is_set() and peer_exchange.book.get(swarm[-1].peer_id).record is not None
-        if peer_exchange.book.get(swarm[0].peer_id).record is None:
-            peer_exchange.book.learn(record_of(swarm[0], NOW_S - 1), loop_s())
-        peer_exchange.take(replace(record_of(swarm[0]), sequence=RECORD.sequence + 1, signature=b"").signed(swarm[0]))
+        peer_exchange.take(record_of(identity))
         assert peer_exchange.news.is_set()
-
-    run(main(), start_s=1000.0)
+    peer_exchange.news.clear()
+    peer_exchange.take(record_of(swarm[-1]))
+    assert not peer_exchange.news.is_set() and peer_exchange.book.get(swarm[-1].peer_id).record is not None
+    if peer_exchange.book.get(swarm[0].peer_id).record is None:
+        peer_exchange.book.learn(record_of(swarm[0], NOW_S - 1), loop_s())
+    peer_exchange.take(replace(record_of(swarm[0]), sequence=RECORD.sequence + 1, signature=b"").signed(swarm[0]))
+    assert peer_exchange.news.is_set()
 
 
 def size_of(swarm: list[Identity]) -> float:
@@ -177,15 +174,12 @@ def test_the_size_of_a_swarm_larger_than_the_book_is_estimated() -> None:
     assert 700 <= size_of([Identity(number.to_bytes(32, "big")) for number in range(1, 1001)]) <= 1400
 
 
-def test_malformed_records_and_the_senders_own_do_not_change_the_estimate() -> None:
-    async def main() -> None:
-        peer_exchange = open_exchange()
-        forged = [replace(record_of(identity), signature=bytes(64)).to_bytes() for identity in PEERS]
-        peer_exchange.list_peers([b"noise", *forged, record_of(ALICE).to_bytes()], ALICE.peer_id)
-        assert peer_exchange.familiar == 1.0
-        assert [entry.peer_id for entry in peer_exchange.book.announced(loop_s())] == [ALICE.peer_id]
-
-    run(main(), start_s=1000.0)
+async def test_malformed_records_and_the_senders_own_do_not_change_the_estimate() -> None:
+    peer_exchange = open_exchange()
+    forged = [replace(record_of(identity), signature=bytes(64)).to_bytes() for identity in PEERS]
+    peer_exchange.list_peers([b"noise", *forged, record_of(ALICE).to_bytes()], ALICE.peer_id)
+    assert peer_exchange.familiar == 1.0
+    assert [entry.peer_id for entry in peer_exchange.book.announced(loop_s())] == [ALICE.peer_id]
 
 
 def open_exchange() -> PeerExchange:
@@ -223,38 +217,31 @@ def test_expired_and_unreachable_peers_and_the_partner_itself_are_not_sent() -> 
     assert set.union(*passed_on(prepare, 16)) == fine
 
 
-def test_an_introduction_keeps_to_the_requested_size() -> None:
-    async def main() -> None:
-        peer_exchange = open_exchange()
-        for identity in PEERS:
-            peer_exchange.take(record_of(identity))
-        whole = PeerList.from_bytes(peer_exchange.peer_list(ALICE.peer_id, "", PEER_LIST_BYTES))
-        assert len(whole.members) == MAX_LISTED and whole.unix_ms == 1000 * NOW_S
-        assert 0 < len(peer_exchange.peer_list(ALICE.peer_id, "", 3000)) <= 3000
-        peer_exchange.own = record_of(BOB)
-        assert PeerList.from_bytes(peer_exchange.peer_list(ALICE.peer_id, "", 0)).members == ()
-        assert PeerList.from_bytes(peer_exchange.peer_list(ALICE.peer_id, "", 1300)).members == (peer_exchange.own.to_bytes(),)
-
-    run(main(), start_s=1000.0)
+async def test_an_introduction_keeps_to_the_requested_size() -> None:
+    peer_exchange = open_exchange()
+    for identity in PEERS:
+        peer_exchange.take(record_of(identity))
+    whole = PeerList.from_bytes(peer_exchange.peer_list(ALICE.peer_id, "", PEER_LIST_BYTES))
+    assert len(whole.members) == MAX_LISTED and whole.unix_ms == 1000 * NOW_S
+    assert 0 < len(peer_exchange.peer_list(ALICE.peer_id, "", 3000)) <= 3000
+    peer_exchange.own = record_of(BOB)
+    assert PeerList.from_bytes(peer_exchange.peer_list(ALICE.peer_id, "", 0)).members == ()
+    assert PeerList.from_bytes(peer_exchange.peer_list(ALICE.peer_id, "", 1300)).members == (peer_exchange.own.to_bytes(),)
 
 
-def test_all_keys_of_one_invite_are_one_clock() -> None:
+async def test_all_keys_of_one_invite_are_one_clock() -> None:
     """One guest with many keys sets nobody's time of day."""
-
-    async def main() -> None:
-        peer_exchange = exchange(TERMS)
-        time, now_s = peer_exchange.time, peer_exchange.time.local_s()
-        guests, unknown = PEERS[:8], PEERS[8:16]
-        peer_exchange.take(OF_ISSUER)
-        for guest in guests:
-            credential = ISSUED.bound(BEARER, TERMS.run_id, guest.peer_id)
-            peer_exchange.take(replace(RECORD, peer_id=guest.peer_id, credential=credential, signature=b"").signed(guest))
-        time.add_reading("a", peer_exchange.group_of(ISSUER.peer_id), now_s)
-        for guest in guests:
-            time.add_reading("a", peer_exchange.group_of(guest.peer_id), now_s + YEAR_S)
-        assert time.now_s() == now_s
-        for stranger in unknown:
-            time.add_reading("b", peer_exchange.group_of(stranger.peer_id), now_s + YEAR_S)
-        assert time.now_s() == now_s
-
-    run(main(), start_s=1000.0)
+    peer_exchange = exchange(TERMS)
+    time, now_s = peer_exchange.time, peer_exchange.time.local_s()
+    guests, unknown = PEERS[:8], PEERS[8:16]
+    peer_exchange.take(OF_ISSUER)
+    for guest in guests:
+        credential = ISSUED.bound(BEARER, TERMS.run_id, guest.peer_id)
+        peer_exchange.take(replace(RECORD, peer_id=guest.peer_id, credential=credential, signature=b"").signed(guest))
+    time.add_reading("a", peer_exchange.group_of(ISSUER.peer_id), now_s)
+    for guest in guests:
+        time.add_reading("a", peer_exchange.group_of(guest.peer_id), now_s + YEAR_S)
+    assert time.now_s() == now_s
+    for stranger in unknown:
+        time.add_reading("b", peer_exchange.group_of(stranger.peer_id), now_s + YEAR_S)
+    assert time.now_s() == now_s

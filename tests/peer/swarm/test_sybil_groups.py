@@ -20,6 +20,11 @@ OPEN = replace(TERMS, access="open")
 INVITES = [Identity(bytes([60 + number]) * 32) for number in range(3)]
 
 
+@pytest.fixture
+def book() -> AddressBook:
+    return AddressBook(ME.peer_id)
+
+
 def groups_of(clocks: Sequence[int]) -> SybilGroups:
     """Strangers of an open run with these clocks."""
     book = AddressBook(ME.peer_id)
@@ -29,12 +34,15 @@ def groups_of(clocks: Sequence[int]) -> SybilGroups:
     return SybilGroups(book, OPEN)
 
 
+def by_invite(who: Identity, number: int) -> Credential:
+    """Return a peer's credential by one of the invites for anybody."""
+    bearer = INVITES[number]
+    issued = Credential(ISSUER.peer_id, None, bearer.peer_id, NOW_S + 3600, DIGEST).signed(ISSUER, RUN_ID)
+    return issued.bound(bearer, RUN_ID, who.peer_id)
+
+
 def learn(book: AddressBook, who: Identity, global_step: int, *, invite: int | None = None, place: int = 1, finished: bool = False) -> None:
-    credential = None
-    if invite is not None:
-        bearer = INVITES[invite]
-        issued = Credential(ISSUER.peer_id, None, bearer.peer_id, NOW_S + 3600, DIGEST).signed(ISSUER, RUN_ID)
-        credential = issued.bound(bearer, RUN_ID, who.peer_id)
+    credential = None if invite is None else by_invite(who, invite)
     address = f"/ip4/20.{place}.0.{1 + who.peer_id.raw[-1] % 200}/tcp/4001"
     book.learn(MemberRecord(RUN_ID, who.peer_id, (address,), global_step, finished, 1, NOW_S + 90, credential).signed(who), 0.0)
 
@@ -70,16 +78,14 @@ def test_a_run_has_begun_if_half_of_the_announced_peers_have() -> None:
         assert groups_of(clocks).half_agree(groups_of(clocks).voters(0.0), lambda entry: entry.global_step > 0) == has_begun
 
 
-def test_peers_that_send_no_record_are_grouped_by_the_invite_of_their_hello() -> None:
+def test_peers_that_send_no_record_are_grouped_by_the_invite_of_their_hello(book: AddressBook) -> None:
     """Each calls from another network, so nothing else shows that they belong together."""
-    book = AddressBook(ME.peer_id)
     learn(book, ISSUER, 100)
     learn(book, somebody(1), 102, invite=0)
     for number in range(3):
-        who, bearer = somebody(500 + number), INVITES[1]
+        who = somebody(500 + number)
         book.note_call(who.peer_id, 0.0, 900)
-        issued = Credential(ISSUER.peer_id, None, bearer.peer_id, NOW_S + 3600, DIGEST).signed(ISSUER, RUN_ID)
-        book.shows(who.peer_id, issued.bound(bearer, RUN_ID, who.peer_id))
+        book.shows(who.peer_id, by_invite(who, 1))
         book.connected(who.peer_id, f"/ip4/20.{number}.0.1/tcp/4001")
     meet_all(book)
     groups = SybilGroups(book, TERMS)
@@ -89,8 +95,7 @@ def test_peers_that_send_no_record_are_grouped_by_the_invite_of_their_hello() ->
 
 @pytest.mark.parametrize("num_identities", [1, 6, 100])
 @pytest.mark.parametrize("have_met", [False, True])
-def test_one_invite_is_one_group_with_any_number_of_identities(num_identities: int, have_met: bool) -> None:
-    book = AddressBook(ME.peer_id)
+def test_one_invite_is_one_group_with_any_number_of_identities(book: AddressBook, num_identities: int, have_met: bool) -> None:
     learn(book, ISSUER, 100)
     learn(book, somebody(1), 102, invite=0, place=2)
     add_identities(book, num_identities, 900, invite=1)
@@ -104,8 +109,7 @@ def test_one_invite_is_one_group_with_any_number_of_identities(num_identities: i
 
 
 @pytest.mark.parametrize("num_identities", [2, 100])
-def test_one_invite_is_one_group_also_where_its_identities_alone_are_at_the_end(num_identities: int) -> None:
-    book = AddressBook(ME.peer_id)
+def test_one_invite_is_one_group_also_where_its_identities_alone_are_at_the_end(book: AddressBook, num_identities: int) -> None:
     learn(book, ISSUER, 100)
     learn(book, somebody(1), 102, invite=0, place=2)
     add_identities(book, num_identities, 900, invite=1)
@@ -117,8 +121,7 @@ def test_one_invite_is_one_group_also_where_its_identities_alone_are_at_the_end(
 
 
 @pytest.mark.parametrize("num_strangers", [3, 100])
-def test_strangers_have_no_vote_beside_partners_whatever_they_claim(num_strangers: int) -> None:
-    book = AddressBook(ME.peer_id)
+def test_strangers_have_no_vote_beside_partners_whatever_they_claim(book: AddressBook, num_strangers: int) -> None:
     for number in (1, 2, 3):
         learn(book, somebody(number), 100 + number, invite=0)
     groups = SybilGroups(book, TERMS)
@@ -131,8 +134,7 @@ def test_strangers_have_no_vote_beside_partners_whatever_they_claim(num_stranger
     assert not groups.half_agree(groups.partners(0.0), lambda entry: entry.finished, own=False)
 
 
-def test_invites_used_in_one_network_are_one_group_by_connections_not_by_claims() -> None:
-    book = AddressBook(ME.peer_id)
+def test_invites_used_in_one_network_are_one_group_by_connections_not_by_claims(book: AddressBook) -> None:
     for number in (0, 1, 2):
         learn(book, somebody(number + 1), 900, invite=number, place=9)
     learn(book, ISSUER, 100)
@@ -145,8 +147,7 @@ def test_invites_used_in_one_network_are_one_group_by_connections_not_by_claims(
     assert groups.typical_global_step(0.0, 1000, 90) == 100
 
 
-def test_peers_of_one_invite_count_once_unless_we_hold_it_or_all_do() -> None:
-    book = AddressBook(ME.peer_id)
+def test_peers_of_one_invite_count_once_unless_we_hold_it_or_all_do(book: AddressBook) -> None:
     for number in (1, 2, 3):
         learn(book, somebody(number), 100, invite=0, place=number)
     groups, guests = SybilGroups(book, TERMS), book.live(0.0)
@@ -155,32 +156,30 @@ def test_peers_of_one_invite_count_once_unless_we_hold_it_or_all_do() -> None:
     issuer = book.get(ISSUER.peer_id)
     assert groups.num_apart(guests, ME.peer_id, None, 1.0) == 1
     assert groups.num_apart([*guests, issuer], ME.peer_id, None, 1.0) == 2
-    issued = Credential(ISSUER.peer_id, None, INVITES[0].peer_id, NOW_S + 3600, DIGEST).signed(ISSUER, RUN_ID)
-    bound = issued.bound(INVITES[0], RUN_ID, ME.peer_id)
+    bound = by_invite(ME, 0)
     assert groups.num_apart(guests, ME.peer_id, bound, 1.0) == 3, "they are as we are"
     assert groups.num_apart([*guests, issuer], ME.peer_id, bound, 1.0) == 2
     assert groups.num_apart([], ME.peer_id, bound, 1.0) == 0
 
 
 @pytest.mark.parametrize(("num_here", "num_there", "is_more"), [(3, 5, False), (8, 10, False), (4, 4, False), (5, 3, True), (3, 1, True)])
-def test_peers_of_our_invite_are_no_more_than_a_larger_stage_with_another_group(num_here: int, num_there: int, is_more: bool) -> None:
+def test_peers_of_our_invite_are_no_more_than_a_larger_stage_with_another_group(
+    book: AddressBook, num_here: int, num_there: int, is_more: bool
+) -> None:
     """All in sight have our invite, but for one of those: these are counted as peers, and those as two groups."""
-    book = AddressBook(ME.peer_id)
     for number in range(1, num_here + num_there):
         learn(book, somebody(number), 100, invite=0, place=number)
     guests = book.live(0.0)
     learn(book, ISSUER, 100)
     issuer = book.get(ISSUER.peer_id)
     assert issuer is not None
-    issued = Credential(ISSUER.peer_id, None, INVITES[0].peer_id, NOW_S + 3600, DIGEST).signed(ISSUER, RUN_ID)
-    bound = issued.bound(INVITES[0], RUN_ID, ME.peer_id)
+    bound = by_invite(ME, 0)
     here, there = guests[:num_here], [*guests[num_here:], issuer]
     assert len(there) == num_there
     assert SybilGroups(book, TERMS).are_more(here, there, ME.peer_id, bound, 1.0) is is_more
 
 
-def test_an_invite_used_in_the_networks_of_others_joins_no_two_of_them() -> None:
-    book = AddressBook(ME.peer_id)
+def test_an_invite_used_in_the_networks_of_others_joins_no_two_of_them(book: AddressBook) -> None:
     for number in (0, 1):
         learn(book, somebody(number + 1), 100, invite=number, place=1 + number)
         book.connected(somebody(number + 1).peer_id, f"/ip4/20.{1 + number}.0.1/tcp/1")
@@ -193,8 +192,7 @@ def test_an_invite_used_in_the_networks_of_others_joins_no_two_of_them() -> None
     assert groups.typical_global_step(0.0, 1000) == 100
 
 
-def test_in_an_open_run_each_network_of_partners_is_a_group() -> None:
-    book = AddressBook(ME.peer_id)
+def test_in_an_open_run_each_network_of_partners_is_a_group(book: AddressBook) -> None:
     for number in range(1, 8):
         learn(book, somebody(number), 900, place=number)
         book.connected(somebody(number).peer_id, f"/ip4/20.40.0.{number}/tcp/1")
@@ -205,8 +203,8 @@ def test_in_an_open_run_each_network_of_partners_is_a_group() -> None:
     assert SybilGroups(book, OPEN).typical_global_step(0.0, 1000, 90) == 100
 
 
-def test_a_restarted_peer_knows_whom_it_has_met(tmp_path: Path) -> None:
-    book, again = AddressBook(ME.peer_id), AddressBook(ME.peer_id)
+def test_a_restarted_peer_knows_whom_it_has_met(book: AddressBook, tmp_path: Path) -> None:
+    again = AddressBook(ME.peer_id)
     for number in (1, 2):
         learn(book, somebody(number), 100, invite=0)
     book.note_meeting(somebody(1).peer_id, 0.0, 100)

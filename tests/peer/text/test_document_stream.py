@@ -155,8 +155,3 @@ def test_the_card_of_a_data_set_opens_no_files_outside_of_its_folder(tmp_path: P
         opened(folder)
     (folder / "README.md").write_text("---\nconfigs:\n- config_name: default\n  data_files: '*.jsonl'\n---\n")
     assert list(opened(folder).in_order()) == ["0/0"]
-
-
-def test_parquet_is_read_too(tmp_path: Path) -> None:
-    pyarrow.parquet.write_table(pyarrow.table({"text": ["one", "two"]}), tmp_path / "train.parquet")
-    assert list(opened(tmp_path).in_order()) == ["one", "two"]

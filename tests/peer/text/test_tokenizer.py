@@ -102,22 +102,28 @@ def test_another_tokenizer_than_the_manifest_pins_is_refused_with_both_digests(t
     assert digest in str(caught.value) and "0" * 64 in str(caught.value)
 
 
-def test_mutated_files_of_a_tokenizer_end_in_a_declared_error_or_tokenize(tmp_path: Path) -> None:
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    """The files of a byte tokenizer with an end token of its own."""
+    tokenizer = byte_tokenizer()
+    tokenizer.add_special_tokens({"eos_token": "the end"})
+    tokenizer.save_pretrained(tmp_path)
+    return tmp_path
+
+
+def test_mutated_files_of_a_tokenizer_end_in_a_declared_error_or_tokenize(saved: Path) -> None:
     rng = random.Random(3)
-    whole = byte_tokenizer()
-    whole.add_special_tokens({"eos_token": "the end"})
-    whole.save_pretrained(tmp_path)
-    valid = {name: (tmp_path / name).read_text() for name in ("tokenizer.json", "tokenizer_config.json")}
+    valid = {name: (saved / name).read_text() for name in ("tokenizer.json", "tokenizer_config.json")}
     num_read = 0
     for _ in range(60):
         for name, content in valid.items():
-            (tmp_path / name).write_text(content)
+            (saved / name).write_text(content)
         name = rng.choice(list(valid))
         is_json = rng.random() < 0.8
         changed = mutated_json(valid[name], rng).encode() if is_json else mutated_bytes(valid[name].encode(), rng)
-        (tmp_path / name).write_bytes(changed)
+        (saved / name).write_bytes(changed)
         try:
-            tokenizer = load_tokenizer(TokenizerSection(name="x"), tmp_path)
+            tokenizer = load_tokenizer(TokenizerSection(name="x"), saved)
             tokens = tokenizer.encode_documents(["caf\u00e9 and more", ""])
         except (BadManifest, BadSettings):
             continue
@@ -135,24 +141,18 @@ def test_mutated_files_of_a_tokenizer_end_in_a_declared_error_or_tokenize(tmp_pa
     ],
     ids=["a regular expression without end", "bloat", "nested bloat"],
 )
-def test_a_tokenizer_that_would_take_the_memory_or_never_end_is_refused(key: str, value: object, reason: str, tmp_path: Path) -> None:
-    whole = byte_tokenizer()
-    whole.add_special_tokens({"eos_token": "the end"})
-    whole.save_pretrained(tmp_path)
-    rules = json.loads((tmp_path / "tokenizer.json").read_text())
-    (tmp_path / "tokenizer.json").write_text(json.dumps(rules | {key: value}))
+def test_a_tokenizer_that_would_take_the_memory_or_never_end_is_refused(key: str, value: object, reason: str, saved: Path) -> None:
+    rules = json.loads((saved / "tokenizer.json").read_text())
+    (saved / "tokenizer.json").write_text(json.dumps(rules | {key: value}))
     with pytest.raises(BadManifest, match=reason) as caught:
-        load_tokenizer(TokenizerSection(name="x"), tmp_path).encode_documents(["a" * 100 + "b"])
+        load_tokenizer(TokenizerSection(name="x"), saved).encode_documents(["a" * 100 + "b"])
     assert caught.value.hint
 
 
-def test_token_ids_may_have_gaps(tmp_path: Path) -> None:
-    whole = byte_tokenizer()
-    whole.add_special_tokens({"eos_token": "the end"})
-    whole.save_pretrained(tmp_path)
-    rules = json.loads((tmp_path / "tokenizer.json").read_text())
+def test_token_ids_may_have_gaps(saved: Path) -> None:
+    rules = json.loads((saved / "tokenizer.json").read_text())
     rules["model"]["vocab"]["h"] = 5000
-    (tmp_path / "tokenizer.json").write_text(json.dumps(rules))
-    tokenizer = load_tokenizer(TokenizerSection(name="x"), tmp_path)
+    (saved / "tokenizer.json").write_text(json.dumps(rules))
+    tokenizer = load_tokenizer(TokenizerSection(name="x"), saved)
     assert tokenizer.vocab_size == 5001
     assert tokenizer.encode_all(["h"])[0].tolist() == [5000]

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import os
-import tempfile
-from collections.abc import Awaitable, Callable, Coroutine
-from contextlib import AsyncExitStack, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,31 +23,26 @@ from gossamer.protocol.streams.transport import Purpose, Stream
 from tests.protocol.libp2p.test_outbound import called
 from tests.protocol.peers import chunk, number_of, seeded
 
+pytestmark = pytest.mark.real_time
+
 DATA = os.urandom(3 * CHUNK_BYTES + 17)
 OPENER, OTHER = seeded(1).peer_id, seeded(2).peer_id
 TOKEN = bytes(range(TOKEN_BYTES))
 
-Story = Callable[[Stream, tuple[CarriedBytes, CarriedBytes]], Awaitable[None]]
 
-
-def converse(giver: Callable[[Stream], Awaitable[None]], story: Story) -> None:
-    """Play a story at the caller's end of a stream between two real p2pds, whose other end is the giver's."""
+@asynccontextmanager
+async def conversation(folder: Path, giver: Callable[[Stream], Awaitable[None]]) -> AsyncIterator[tuple[Stream, tuple[CarriedBytes, ...]]]:
+    """Yield the caller's end of a stream between two real p2pds, whose other end is the giver's, and what both p2pds carried."""
 
     async def handle(_: Purpose, stream: Stream) -> None:
         with suppress(PeerGone):
             await giver(stream)
 
-    async def main() -> None:
-        carried = CarriedBytes(), CarriedBytes()
-        with tempfile.TemporaryDirectory() as home:
-            async with called(Path(home), handle, carried) as connect:
-                stream = await connect(Purpose.FETCH)
-                await story(stream, carried)
-                stream.close()
-        assert len(asyncio.all_tasks()) == 1
-
-    asyncio.run(main())
-    gc.collect()
+    carried = CarriedBytes(), CarriedBytes()
+    async with called(folder, handle, carried) as connect:
+        stream = await connect(Purpose.FETCH)
+        yield stream, carried
+        stream.close()
 
 
 async def give(stream: Stream) -> None:
@@ -68,36 +61,36 @@ async def take(stream: Stream) -> bytes:
     return bytes(data)
 
 
-def test_bytes_that_follow_at_once_when_a_bulk_stream_opens_are_not_lost(tmp_path: Path) -> None:
+async def test_bytes_that_follow_at_once_when_a_bulk_stream_opens_are_not_lost(folder: Path) -> None:
     """The side that answers a lane may be in the middle of a hop when its bulk stream opens."""
+    accepted: list[Pair] = []
 
-    async def main() -> None:
-        accepted: list[Pair] = []
+    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        accepted.append((reader, writer))
+        assert await reader.readexactly(TOKEN_BYTES) == TOKEN
+        writer.write(READY + DATA)
 
-        async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            accepted.append((reader, writer))
-            assert await reader.readexactly(TOKEN_BYTES) == TOKEN
-            writer.write(READY + DATA)
+    class Dialling:
+        async def open_stream(self, partner: PeerId, protocol: str) -> tuple[Pair, str]:
+            return await asyncio.open_unix_connection(folder / "socket"), ""
 
-        class Dialling:
-            async def open_stream(self, partner: PeerId, protocol: str) -> tuple[Pair, str]:
-                return await asyncio.open_unix_connection(tmp_path / "socket"), ""
-
-        control: Any = Dialling()
-        async with await asyncio.start_unix_server(accept, tmp_path / "socket"):
-            carried = CarriedBytes()
-            stream = await bulk.open_bulk(control, OTHER, TOKEN, carried)
-            taken = bytearray(len(DATA))
-            await stream.receive_into(memoryview(taken))
-            assert taken == DATA and carried.received == len(DATA)
-            stream.close()
-            drop(accepted[0][1])
-
-    asyncio.run(main())
+    control: Any = Dialling()
+    async with await asyncio.start_unix_server(accept, folder / "socket"):
+        carried = CarriedBytes()
+        stream = await bulk.open_bulk(control, OTHER, TOKEN, carried)
+        taken = bytearray(len(DATA))
+        await stream.receive_into(memoryview(taken))
+        assert taken == DATA and carried.received == len(DATA)
+        stream.close()
+        drop(accepted[0][1])
 
 
-def test_bytes_pass_unchanged_beside_the_messages_and_are_counted() -> None:
-    async def story(stream: Stream, carried: tuple[CarriedBytes, CarriedBytes]) -> None:
+async def test_bytes_pass_unchanged_beside_the_messages_and_are_counted(folder: Path) -> None:
+    async def giver(stream: Stream) -> None:
+        await stream.receive()
+        await give(stream)
+
+    async with conversation(folder, giver) as (stream, carried):
         await stream.send(chunk(0))
         assert stream.answer_bytes == CHUNK_BYTES
         await stream.open_bulk()
@@ -107,35 +100,27 @@ def test_bytes_pass_unchanged_beside_the_messages_and_are_counted() -> None:
         for side, num_bytes in ((carried[0].received, stream.bytes_received), (carried[1].sent, stream.bytes_received)):
             assert 3 * len(DATA) <= num_bytes <= side < num_bytes + 10_000
 
-    async def giver(stream: Stream) -> None:
-        await stream.receive()
-        await give(stream)
 
-    converse(giver, story)
-
-
-def test_the_gates_of_a_stream_limit_its_bulk_stream_too() -> None:
+async def test_the_gates_of_a_stream_limit_its_bulk_stream_too(folder: Path) -> None:
     passed: list[int] = []
 
     async def gate(num_bytes: int) -> None:
         passed.append(num_bytes)
 
-    async def story(stream: Stream, _: tuple[CarriedBytes, CarriedBytes]) -> None:
+    async with conversation(folder, give) as (stream, _):
         stream.set_gates(gate, gate)
         await stream.open_bulk()
         await take(stream)
         assert sum(passed[1:]) == len(DATA)
 
-    converse(give, story)
 
-
-def test_a_bulk_stream_ends_with_its_call() -> None:
+async def test_a_bulk_stream_ends_with_its_call(folder: Path) -> None:
     async def giver(stream: Stream) -> None:
         await stream.receive()
         await stream.send_bytes(memoryview(DATA))
         stream.close()
 
-    async def story(stream: Stream, _: tuple[CarriedBytes, CarriedBytes]) -> None:
+    async with conversation(folder, giver) as (stream, _):
         await stream.open_bulk()
         await stream.send(chunk(1))
         with pytest.raises(PeerGone):
@@ -143,10 +128,8 @@ def test_a_bulk_stream_ends_with_its_call() -> None:
         with pytest.raises(PeerGone):
             await stream.receive_into(memoryview(bytearray(1)))
 
-    converse(giver, story)
 
-
-def test_a_giver_learns_that_nobody_takes_its_bytes() -> None:
+async def test_a_giver_learns_that_nobody_takes_its_bytes(folder: Path) -> None:
     ended = asyncio.Event()
 
     async def giver(stream: Stream) -> None:
@@ -156,7 +139,7 @@ def test_a_giver_learns_that_nobody_takes_its_bytes() -> None:
                 await stream.send_bytes(memoryview(DATA))
         ended.set()
 
-    async def story(stream: Stream, _: tuple[CarriedBytes, CarriedBytes]) -> None:
+    async with conversation(folder, giver) as (stream, _):
         await stream.open_bulk()
         await stream.send(chunk(1))
         await stream.receive_into(memoryview(bytearray(10)))
@@ -164,15 +147,13 @@ def test_a_giver_learns_that_nobody_takes_its_bytes() -> None:
         async with asyncio.timeout(10.0):
             await ended.wait()
 
-    converse(giver, story)
 
-
-def test_a_partner_without_bulk_streams_serves_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_partner_without_bulk_streams_serves_chunks(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     async def giver(stream: Stream) -> None:
         while True:
             await stream.send(await stream.receive())
 
-    async def story(stream: Stream, _: tuple[CarriedBytes, CarriedBytes]) -> None:
+    async with conversation(folder, giver) as (stream, _):
         monkeypatch.setattr(bulk, "PROTOCOL", "/gossamer/bulk/0")  # the other side listens for another name
         await stream.open_bulk()
         assert stream.answer_bytes == CHUNK_BYTES
@@ -180,8 +161,6 @@ def test_a_partner_without_bulk_streams_serves_chunks(monkeypatch: pytest.Monkey
             await stream.receive_into(memoryview(bytearray(1)))
         await stream.send(chunk(7))
         assert await number_of(stream) == 7
-
-    converse(giver, story)
 
 
 # ------------------------------------------------------------------ inbound bulk streams
@@ -219,18 +198,14 @@ async def nothing(_: bytes) -> None:
     return
 
 
-def with_inbound(story: Callable[[Inbound], Coroutine[Any, Any, None]]) -> None:
-    async def main() -> None:
-        with tempfile.TemporaryDirectory() as folder:
-            async with AsyncExitStack() as stack:
-                inbound = Inbound(stack, Path(folder))
-                control: Any = Listening()
-                await stack.enter_async_context(inbound.bulk.serving(control))
-                await story(inbound)
-        assert len(asyncio.all_tasks()) == 1
-
-    asyncio.run(main())
-    gc.collect()
+@pytest.fixture
+@asynccontextmanager
+async def inbound(folder: Path) -> AsyncIterator[Inbound]:
+    async with AsyncExitStack() as stack:
+        inbound = Inbound(stack, folder)
+        control: Any = Listening()
+        await stack.enter_async_context(inbound.bulk.serving(control))
+        yield inbound
 
 
 async def answer(pair: Pair) -> bytes:
@@ -242,55 +217,39 @@ async def answer(pair: Pair) -> bytes:
             return b""
 
 
-def test_a_bulk_stream_is_attached_to_the_call_that_it_names() -> None:
-    async def story(inbound: Inbound) -> None:
-        one, other = inbound.call_of(OPENER, TOKEN), inbound.call_of(OPENER, TOKEN[::-1])
-        assert await answer(await inbound.come(OPENER, TOKEN[::-1])) == READY
-        assert (one.answer_bytes, other.answer_bytes) == (CHUNK_BYTES, ANSWER_BYTES)
-
-    with_inbound(story)
+async def test_a_bulk_stream_is_attached_to_the_call_that_it_names(inbound: Inbound) -> None:
+    one, other = inbound.call_of(OPENER, TOKEN), inbound.call_of(OPENER, TOKEN[::-1])
+    assert await answer(await inbound.come(OPENER, TOKEN[::-1])) == READY
+    assert (one.answer_bytes, other.answer_bytes) == (CHUNK_BYTES, ANSWER_BYTES)
 
 
 @pytest.mark.parametrize(
     ("who", "token"), [(OPENER, bytes(TOKEN_BYTES)), (OTHER, TOKEN), (seeded(3).peer_id, TOKEN)], ids=["token", "caller", "nobody"]
 )
-def test_a_bulk_stream_that_no_call_expects_is_ended(who: PeerId, token: bytes) -> None:
-    async def story(inbound: Inbound) -> None:
-        calls = inbound.call_of(OPENER, TOKEN), inbound.call_of(OTHER, TOKEN[::-1])
-        assert not await answer(await inbound.come(who, token))
-        assert all(call.answer_bytes == CHUNK_BYTES for call in calls)
-
-    with_inbound(story)
+async def test_a_bulk_stream_that_no_call_expects_is_ended(who: PeerId, token: bytes, inbound: Inbound) -> None:
+    calls = inbound.call_of(OPENER, TOKEN), inbound.call_of(OTHER, TOKEN[::-1])
+    assert not await answer(await inbound.come(who, token))
+    assert all(call.answer_bytes == CHUNK_BYTES for call in calls)
 
 
-def test_a_call_has_one_bulk_stream() -> None:
-    async def story(inbound: Inbound) -> None:
-        inbound.call_of(OPENER, TOKEN)
-        assert await answer(await inbound.come(OPENER, TOKEN)) == READY
-        assert not await answer(await inbound.come(OPENER, TOKEN))
-
-    with_inbound(story)
+async def test_a_call_has_one_bulk_stream(inbound: Inbound) -> None:
+    inbound.call_of(OPENER, TOKEN)
+    assert await answer(await inbound.come(OPENER, TOKEN)) == READY
+    assert not await answer(await inbound.come(OPENER, TOKEN))
 
 
-def test_a_partner_holds_no_more_places_than_it_has_calls() -> None:
-    async def story(inbound: Inbound) -> None:
-        call = inbound.call_of(OPENER, TOKEN)
-        silent = await inbound.come(OPENER, b"")
-        await asyncio.sleep(0)
-        assert not await answer(await inbound.come(OPENER, TOKEN))
-        drop(silent[1])
-        async with asyncio.timeout(5.0):
-            while call.answer_bytes == CHUNK_BYTES:
-                await answer(await inbound.come(OPENER, TOKEN))
-
-    with_inbound(story)
+async def test_a_partner_holds_no_more_places_than_it_has_calls(inbound: Inbound) -> None:
+    call = inbound.call_of(OPENER, TOKEN)
+    silent = await inbound.come(OPENER, b"")
+    await asyncio.sleep(0)
+    assert not await answer(await inbound.come(OPENER, TOKEN))
+    drop(silent[1])
+    async with asyncio.timeout(5.0):
+        while call.answer_bytes == CHUNK_BYTES:
+            await answer(await inbound.come(OPENER, TOKEN))
 
 
-def test_a_bulk_stream_that_names_nothing_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_bulk_stream_that_names_nothing_is_ended(monkeypatch: pytest.MonkeyPatch, inbound: Inbound) -> None:
     monkeypatch.setattr(bulk, "OPEN_S", 0.05)
-
-    async def story(inbound: Inbound) -> None:
-        inbound.call_of(OPENER, TOKEN)
-        assert not await answer(await inbound.come(OPENER, TOKEN[:-1]))
-
-    with_inbound(story)
+    inbound.call_of(OPENER, TOKEN)
+    assert not await answer(await inbound.come(OPENER, TOKEN[:-1]))

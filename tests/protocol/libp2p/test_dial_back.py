@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -19,6 +18,8 @@ from gossamer.protocol.libp2p.hivemind_imports import p2pd_pb2
 from gossamer.protocol.libp2p.p2pd import Control
 from gossamer.protocol.libp2p.splice import Pair
 from tests.protocol.peers import seeded
+
+pytestmark = pytest.mark.real_time
 
 HELPER, ASKER, OTHER = (seeded(number).peer_id for number in (1, 2, 3))
 RELAY = f"/ip4/127.0.0.1/tcp/4001/p2p/{HELPER}"
@@ -44,14 +45,17 @@ class P2pd(Control):
         return (reader, writer), RELAY
 
 
-def play(test: Callable[[P2pd], Awaitable[None]], relay: str = "") -> None:
-    async def main() -> None:
-        with tempfile.TemporaryDirectory() as folder:
-            p2pd, helper = P2pd(), DialBack(Path(folder) / "reach.sock", lambda: relay)
-            async with helper.serving(p2pd):
-                await test(p2pd)
+@contextlib.asynccontextmanager
+async def helped(folder: Path, relay: str = "") -> AsyncIterator[P2pd]:
+    """Serve dial-backs; yield the requester's p2pd."""
+    p2pd = P2pd()
+    async with DialBack(folder / "reach.sock", lambda: relay).serving(p2pd):
+        yield p2pd
 
-    asyncio.run(main())
+
+@pytest.fixture
+def p2pd(folder: Path) -> contextlib.AbstractAsyncContextManager[P2pd]:
+    return helped(folder)
 
 
 @pytest.fixture(autouse=True)
@@ -73,83 +77,58 @@ async def listening(greeting: bytes = GREETING) -> AsyncIterator[int]:
         yield server.sockets[0].getsockname()[1]
 
 
-def test_a_listening_peer_is_reached() -> None:
-    async def test(p2pd: P2pd) -> None:
-        async with listening() as port:
-            assert await ask(p2pd, HELPER, port) == Answer(Reached.YES, f"/ip4/127.0.0.1/tcp/{port}", RELAY)
-
-    play(test, RELAY)
+async def test_a_listening_peer_is_reached(folder: Path) -> None:
+    async with helped(folder, RELAY) as p2pd, listening() as port:
+        assert await ask(p2pd, HELPER, port) == Answer(Reached.YES, f"/ip4/127.0.0.1/tcp/{port}", RELAY)
 
 
-def test_a_server_that_is_no_libp2p_peer_is_not_reached() -> None:
-    async def test(p2pd: P2pd) -> None:
-        async with listening(b"220 mail.example.org ready\r\n") as port:
-            assert (await ask(p2pd, HELPER, port)).reached is Reached.NO
-
-    play(test)
+async def test_a_server_that_is_no_libp2p_peer_is_not_reached(p2pd: P2pd) -> None:
+    async with listening(b"220 mail.example.org ready\r\n") as port:
+        assert (await ask(p2pd, HELPER, port)).reached is Reached.NO
 
 
-def test_a_closed_port_is_not_reached() -> None:
-    async def test(p2pd: P2pd) -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            assert (await ask(p2pd, HELPER, free.getsockname()[1])).reached is Reached.NO
-
-    play(test)
+async def test_a_closed_port_is_not_reached(p2pd: P2pd) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        assert (await ask(p2pd, HELPER, free.getsockname()[1])).reached is Reached.NO
 
 
-def test_one_network_gets_one_test_every_few_seconds() -> None:
-    async def test(p2pd: P2pd) -> None:
-        async with listening() as port:
-            assert (await ask(p2pd, HELPER, port)).reached is Reached.YES
-            p2pd.asker = OTHER
-            assert (await ask(p2pd, HELPER, port)).reached is Reached.NOT_TRIED
-
-    play(test)
+async def test_one_network_gets_one_test_every_few_seconds(p2pd: P2pd) -> None:
+    async with listening() as port:
+        assert (await ask(p2pd, HELPER, port)).reached is Reached.YES
+        p2pd.asker = OTHER
+        assert (await ask(p2pd, HELPER, port)).reached is Reached.NOT_TRIED
 
 
-def test_the_total_number_of_tests_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_total_number_of_tests_is_limited(monkeypatch: pytest.MonkeyPatch, p2pd: P2pd) -> None:
     monkeypatch.setattr(dial_back, "AGAIN_S", 0.0)
-
-    async def test(p2pd: P2pd) -> None:
-        async with listening() as port:
-            answers = [(await ask(p2pd, HELPER, port)).reached for _ in range(TRIES + 1)]
-            assert answers == [*([Reached.YES] * TRIES), Reached.NOT_TRIED]
-
-    play(test)
+    async with listening() as port:
+        answers = [(await ask(p2pd, HELPER, port)).reached for _ in range(TRIES + 1)]
+        assert answers == [*([Reached.YES] * TRIES), Reached.NOT_TRIED]
 
 
-def test_requests_without_a_port_keep_no_other_network_out() -> None:
-    async def test(p2pd: P2pd) -> None:
-        silent = [(await p2pd.open_stream(HELPER, ""))[0] for _ in range(2 * TRIES_AT_ONCE)]
-        with contextlib.suppress(ConnectionError):
-            await silent[-1][0].read()  # until it is refused: those before it have been taken in by then
-        p2pd.seen_at = b"\x04\x7f\x00\x07\x01\x06\x12\x34"
-        async with listening() as port:
-            assert (await ask(p2pd, HELPER, port)).seen_at == f"/ip4/127.0.7.1/tcp/{port}"
-        for _, writer in silent:
-            writer.transport.abort()
-
-    play(test)
+async def test_requests_without_a_port_keep_no_other_network_out(p2pd: P2pd) -> None:
+    silent = [(await p2pd.open_stream(HELPER, ""))[0] for _ in range(2 * TRIES_AT_ONCE)]
+    with contextlib.suppress(ConnectionError):
+        await silent[-1][0].read()  # until it is refused: those before it have been taken in by then
+    p2pd.seen_at = b"\x04\x7f\x00\x07\x01\x06\x12\x34"
+    async with listening() as port:
+        assert (await ask(p2pd, HELPER, port)).seen_at == f"/ip4/127.0.7.1/tcp/{port}"
+    for _, writer in silent:
+        writer.transport.abort()
 
 
-def test_relayed_and_unknown_addresses_and_privileged_ports_are_not_dialled() -> None:
-    async def test(p2pd: P2pd) -> None:
-        assert (await ask(p2pd, HELPER, 22)).reached is Reached.NOT_TRIED
-        assert (await ask(p2pd, HELPER, 0)).reached is Reached.NOT_TRIED
-        for p2pd.seen_at in (IN_A_RELAY, b"", b"unreadable"):
-            assert await ask(p2pd, HELPER, 4001) == Answer(Reached.NOT_TRIED, "", "")
-
-    play(test)
+async def test_relayed_and_unknown_addresses_and_privileged_ports_are_not_dialled(p2pd: P2pd) -> None:
+    assert (await ask(p2pd, HELPER, 22)).reached is Reached.NOT_TRIED
+    assert (await ask(p2pd, HELPER, 0)).reached is Reached.NOT_TRIED
+    for p2pd.seen_at in (IN_A_RELAY, b"", b"unreadable"):
+        assert await ask(p2pd, HELPER, 4001) == Answer(Reached.NOT_TRIED, "", "")
 
 
-def test_local_network_addresses_are_not_dialled(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_local_network_addresses_are_not_dialled(monkeypatch: pytest.MonkeyPatch, p2pd: P2pd) -> None:
     monkeypatch.undo()
 
-    async def test(p2pd: P2pd) -> None:
-        assert (await ask(p2pd, HELPER, 4001)).reached is Reached.NOT_TRIED
-
-    play(test)
+    assert (await ask(p2pd, HELPER, 4001)).reached is Reached.NOT_TRIED
 
 
 def _reply(seen_at: str) -> bytes:
@@ -169,28 +148,24 @@ def _reply(seen_at: str) -> bytes:
         _reply("/ip4/8.8.8.8/tcp/22"),
     ],
 )
-def test_an_invalid_reply_is_rejected(data: bytes) -> None:
+async def test_an_invalid_reply_is_rejected(data: bytes, folder: Path) -> None:
     with pytest.raises(BadMessage):
-        asyncio.run(_asked(data))
+        await _asked(data, folder)
 
 
 @pytest.mark.parametrize("data", [b"", b"\x01", b"\x01\x20short"])
-def test_a_truncated_reply_is_unreachable(data: bytes) -> None:
+async def test_a_truncated_reply_is_unreachable(data: bytes, folder: Path) -> None:
     with pytest.raises(Unreachable):
-        asyncio.run(_asked(data))
+        await _asked(data, folder)
 
 
-async def _asked(data: bytes) -> Answer:
+async def _asked(data: bytes, folder: Path) -> Answer:
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\x10\x00")
         writer.write(data)
         writer.close()
 
-    with tempfile.TemporaryDirectory() as folder:
-        p2pd = P2pd()
-        server = await asyncio.start_unix_server(answer, Path(folder) / "reach.sock")
-        await p2pd.receive_streams("", Path(folder) / "reach.sock")
-        try:
-            return await ask(p2pd, HELPER, 4096)
-        finally:
-            server.close()
+    p2pd = P2pd()
+    await p2pd.receive_streams("", folder / "reach.sock")
+    async with await asyncio.start_unix_server(answer, p2pd.listener):
+        return await ask(p2pd, HELPER, 4096)

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import tempfile
 import time
-from collections.abc import Callable, Coroutine
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -17,10 +15,13 @@ from gossamer.protocol.errors import BadMessage, TransportError
 from gossamer.protocol.identity import Identity, PeerId
 from gossamer.protocol.libp2p.directory import DhtDirectory
 from gossamer.protocol.libp2p.kademlia import RecordProtocol
-from gossamer.protocol.libp2p.p2pd import AttachedP2P, Daemon, DaemonSettings
+from gossamer.protocol.libp2p.p2pd import AttachedP2P, Daemon
 from gossamer.protocol.libp2p.record_store import RecordStore
 from gossamer.protocol.messages.records import MemberRecord
 from tests.protocol.samples import RECORD, RUN_ID
+from tests.protocol.worlds import start_daemon
+
+pytestmark = pytest.mark.real_time
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -45,9 +46,8 @@ def signed(identity: Identity, addresses: tuple[str, ...], sequence: int) -> Mem
 
 
 async def take_seat(stack: AsyncExitStack, home: Path, first: Seat | None) -> Seat:
+    daemon = await start_daemon(stack, home)
     identity = Identity.load_or_create(home / "key")
-    settings = DaemonSettings(home / "key", home / "run", "127.0.0.1")
-    daemon = await stack.enter_async_context(Daemon(settings))
     strangers: set[PeerId] = set()
     record_store = RecordStore(RUN_ID, lambda record: record.peer_id not in strangers)
     p2p = await AttachedP2P.attach(daemon.socket_path)
@@ -61,26 +61,21 @@ async def take_seat(stack: AsyncExitStack, home: Path, first: Seat | None) -> Se
     return Seat(identity, daemon, p2p, rpc, directory, record_store, strangers)
 
 
-def play(num_seats: int, test: Callable[[list[Seat]], Coroutine[Any, Any, None]]) -> None:
-    async def main() -> None:
-        with tempfile.TemporaryDirectory() as home:
-            async with AsyncExitStack() as stack:
-                seats: list[Seat] = []
-                for number in range(num_seats):
-                    first = seats[0] if seats else None
-                    seats.append(await take_seat(stack, Path(home) / str(number), first))
-                await test(seats)
-        assert len(asyncio.all_tasks()) == 1
-
-    asyncio.run(main())
+@asynccontextmanager
+async def seated(folder: Path, num_seats: int) -> AsyncIterator[list[Seat]]:
+    async with AsyncExitStack() as stack:
+        seats: list[Seat] = []
+        for number in range(num_seats):
+            seats.append(await take_seat(stack, folder / str(number), seats[0] if seats else None))
+        yield seats
 
 
 async def seen_by(seat: Seat) -> set[MemberRecord]:
     return set(await seat.directory.members())
 
 
-def test_peers_find_each_other_and_survive_the_end_of_the_first() -> None:
-    async def test(seats: list[Seat]) -> None:
+async def test_peers_find_each_other_and_survive_the_end_of_the_first(folder: Path) -> None:
+    async with seated(folder, 3) as seats:
         records = [seat.record() for seat in seats]
         for seat, record in zip(seats, records, strict=True):
             await seat.directory.announce(record)
@@ -91,21 +86,17 @@ def test_peers_find_each_other_and_survive_the_end_of_the_first() -> None:
         await seats[1].directory.announce(newer)
         assert newer in await seen_by(seats[2])
 
-    play(3, test)
 
-
-def test_announce_raises_if_no_node_stores_the_record() -> None:
-    async def test(seats: list[Seat]) -> None:
+async def test_announce_raises_if_no_node_stores_the_record(folder: Path) -> None:
+    async with seated(folder, 2) as seats:
         one, other = seats
         other.strangers.add(one.identity.peer_id)
         with pytest.raises(TransportError, match="none of 1 directory nodes stored"):
             await one.directory.announce(one.record())
 
-    play(2, test)
 
-
-def test_announce_accepts_an_empty_directory_and_rejects_an_invalid_record() -> None:
-    async def test(seats: list[Seat]) -> None:
+async def test_announce_accepts_an_empty_directory_and_rejects_an_invalid_record(folder: Path) -> None:
+    async with seated(folder, 1) as seats:
         (one,) = seats
         record = one.record()
         await one.directory.announce(record)
@@ -114,11 +105,9 @@ def test_announce_accepts_an_empty_directory_and_rejects_an_invalid_record() -> 
             await one.directory.announce(replace(record, sequence=2, expires_s=1, signature=b"").signed(one.identity))
         assert "clock" in caught.value.hint
 
-    play(1, test)
 
-
-def test_calls_end_in_time_after_p2pd_has_died() -> None:
-    async def test(seats: list[Seat]) -> None:
+async def test_calls_end_in_time_after_p2pd_has_died(folder: Path) -> None:
+    async with seated(folder, 2) as seats:
         one, _ = seats
         await one.directory.announce(one.record())
         looking = asyncio.create_task(one.directory.members())
@@ -131,5 +120,3 @@ def test_calls_end_in_time_after_p2pd_has_died() -> None:
             with pytest.raises(TransportError):
                 await one.directory.members()
         assert one.p2p.is_broken
-
-    play(2, test)

@@ -11,7 +11,6 @@ from gossamer.protocol.identity import Identity, PeerId
 from gossamer.protocol.libp2p.directory import MIX_S, DhtDirectory
 from gossamer.protocol.libp2p.kademlia import RecordProtocol
 from gossamer.protocol.libp2p.record_store import RecordStore
-from gossamer.protocol.memory import virtual_time
 from gossamer.protocol.memory.calls import MemoryP2P
 from gossamer.protocol.memory.conversation import Link
 from gossamer.protocol.memory.network import MemoryNetwork
@@ -63,17 +62,14 @@ class Island:
             await asyncio.sleep(PULSE_S)
 
 
-def test_one_connection_merges_two_directories() -> None:
-    async def main() -> None:
-        network = MemoryNetwork(link=Link(latency_s=0.025, jitter_s=0.05))
-        here, there = ([Island(network, base + number) for number in range(5)] for base in (10, 20))
-        tasks = [asyncio.create_task(island.live(group[0])) for group in (here, there) for island in group]
-        await asyncio.sleep(120.0)
-        mine, theirs = ({island.identity.peer_id for island in group} for group in (here, there))
-        assert all(island.known == mine for island in here) and all(island.known == theirs for island in there)
-        await here[3].p2p.connect(there[2].identity.peer_id, [there[2].address])
-        await asyncio.sleep(2 * MIX_S + 3 * LOOK_S)
-        assert all(island.known == mine | theirs for island in (*here, *there))
-        await cancel(*tasks)
-
-    virtual_time.run(main())
+async def test_one_connection_merges_two_directories() -> None:
+    network = MemoryNetwork(link=Link(latency_s=0.025, jitter_s=0.05))
+    here, there = ([Island(network, base + number) for number in range(5)] for base in (10, 20))
+    tasks = [asyncio.create_task(island.live(group[0])) for group in (here, there) for island in group]
+    await asyncio.sleep(120.0)
+    mine, theirs = ({island.identity.peer_id for island in group} for group in (here, there))
+    assert all(island.known == mine for island in here) and all(island.known == theirs for island in there)
+    await here[3].p2p.connect(there[2].identity.peer_id, [there[2].address])
+    await asyncio.sleep(2 * MIX_S + 3 * LOOK_S)
+    assert all(island.known == mine | theirs for island in (*here, *there))
+    await cancel(*tasks)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
+
+import pytest
 
 from gossamer.protocol.errors import TransportError
 from gossamer.protocol.libp2p.directory import LEAVE_S, NUM_HOLDERS
@@ -61,37 +62,32 @@ def held_by_nearest(seats: list[Seat], num_malicious: int = 0) -> float:
     return good / len(seats)
 
 
-def play(story: Callable[[MemoryNetwork], Coroutine[Any, Any, None]]) -> None:
-    virtual_time.run(story(MemoryNetwork(1, LINK)))
+@pytest.fixture
+def network() -> MemoryNetwork:
+    return MemoryNetwork(1, LINK)
 
 
-def test_announced_records_are_stored_and_found_despite_malicious_peers() -> None:
-    async def story(network: MemoryNetwork) -> None:
-        seats = await swarm(network, 40, num_malicious=1)
-        assert held_by_nearest(seats, num_malicious=1) >= 0.95
-        found = 0
-        for seat in seats[2:]:
-            began_s = asyncio.get_running_loop().time()
-            names = {record.peer_id for record in await seat.directory.members()}
-            assert asyncio.get_running_loop().time() - began_s <= 6.0
-            found += len(names & {other.peer_id for other in seats}) >= NAMED
-        assert found >= 0.95 * len(seats[2:])
-
-    play(story)
+async def test_announced_records_are_stored_and_found_despite_malicious_peers(network: MemoryNetwork) -> None:
+    seats = await swarm(network, 40, num_malicious=1)
+    assert held_by_nearest(seats, num_malicious=1) >= 0.95
+    found = 0
+    for seat in seats[2:]:
+        began_s = asyncio.get_running_loop().time()
+        names = {record.peer_id for record in await seat.directory.members()}
+        assert asyncio.get_running_loop().time() - began_s <= 6.0
+        found += len(names & {other.peer_id for other in seats}) >= NAMED
+    assert found >= 0.95 * len(seats[2:])
 
 
-def test_a_newcomer_finds_twenty_members_in_three_lookups_if_one_in_ten_is_reachable() -> None:
-    async def story(network: MemoryNetwork) -> None:
-        seats = await swarm(network, 60, reachable=0.1)
-        assert held_by_nearest(seats) >= 0.95
-        newcomer = Seat(network, 60, is_open=False)
-        await newcomer.open()
-        for _ in range(3):
-            found = await newcomer.directory.members()
-        assert len(found) >= 20
-        assert not any(newcomer.peer_id == held.peer for seat in seats for held in seat.rpc.neighbours.all())
-
-    play(story)
+async def test_a_newcomer_finds_twenty_members_in_three_lookups_if_one_in_ten_is_reachable(network: MemoryNetwork) -> None:
+    seats = await swarm(network, 60, reachable=0.1)
+    assert held_by_nearest(seats) >= 0.95
+    newcomer = Seat(network, 60, is_open=False)
+    await newcomer.open()
+    for _ in range(3):
+        found = await newcomer.directory.members()
+    assert len(found) >= 20
+    assert not any(newcomer.peer_id == held.peer for seat in seats for held in seat.rpc.neighbours.all())
 
 
 def test_a_lookup_costs_the_same_in_a_swarm_twice_as_large() -> None:
@@ -109,55 +105,46 @@ def test_a_lookup_costs_the_same_in_a_swarm_twice_as_large() -> None:
     assert small > (NAMED + NAMED_TOO) * 300, "a reply should still contain full records"
 
 
-def test_a_lookup_among_known_members_costs_little() -> None:
-    async def story(network: MemoryNetwork) -> None:
-        one = (await swarm(network, 25))[3]
-        looks = [len(await one.directory.members()) for _ in range(20)]
-        before = one.num_bytes
-        assert len(await one.directory.members()) == looks[-1] == 25
-        assert one.num_bytes - before < KNOWN_LOOK_BYTES
-
-    play(story)
+async def test_a_lookup_among_known_members_costs_little(network: MemoryNetwork) -> None:
+    one = (await swarm(network, 25))[3]
+    looks = [len(await one.directory.members()) for _ in range(20)]
+    before = one.num_bytes
+    assert len(await one.directory.members()) == looks[-1] == 25
+    assert one.num_bytes - before < KNOWN_LOOK_BYTES
 
 
-def test_a_record_is_stored_again_when_it_changes_or_after_a_minute() -> None:
-    async def story(network: MemoryNetwork) -> None:
-        one, holder = Seat(network, 0), Seat(network, 1)
-        for seat in (one, holder):
-            await seat.open()
+async def test_a_record_is_stored_again_when_it_changes_or_after_a_minute(network: MemoryNetwork) -> None:
+    one, holder = Seat(network, 0), Seat(network, 1)
+    for seat in (one, holder):
+        await seat.open()
 
-        def is_held(record: MemberRecord) -> bool:
-            return record in [held.record for held in holder.rpc.holdings.all()]
+    def is_held(record: MemberRecord) -> bool:
+        return record in [held.record for held in holder.rpc.holdings.all()]
 
-        brought_s = []
-        for number in range(120):
-            if is_held(await announce(one, number)):
-                brought_s.append(now_s())
-            await asyncio.sleep(5.0)
-        gaps_s = [later_s - earlier_s for earlier_s, later_s in pairwise(brought_s)]
-        assert min(gaps_s) >= LEAVE_S and max(gaps_s) <= LEAVE_S + 10.0, gaps_s
-        for number, news in enumerate(({"finished": True}, {"addresses": ("/ip4/9.9.9.9/tcp/1",)}, {"expires_s": int(now_s()) + 9}), 120):
-            assert is_held(await announce(one, number, **news))
-
-    play(story)
+    brought_s = []
+    for number in range(120):
+        if is_held(await announce(one, number)):
+            brought_s.append(now_s())
+        await asyncio.sleep(5.0)
+    gaps_s = [later_s - earlier_s for earlier_s, later_s in pairwise(brought_s)]
+    assert min(gaps_s) >= LEAVE_S and max(gaps_s) <= LEAVE_S + 10.0, gaps_s
+    for number, news in enumerate(({"finished": True}, {"addresses": ("/ip4/9.9.9.9/tcp/1",)}, {"expires_s": int(now_s()) + 9}), 120):
+        assert is_held(await announce(one, number, **news))
 
 
-def test_a_peer_whose_neighbours_are_all_gone_finds_a_connected_newcomer() -> None:
-    async def story(network: MemoryNetwork) -> None:
-        host, one, other = (Seat(network, number) for number in range(3))
-        for seat in (host, one, other):
-            await seat.open()
-            await announce(seat, 1)
-        network.kill(host.peer_id)
-        network.kill(other.peer_id)
-        await asyncio.sleep(100)
-        with suppress(TransportError):
-            await announce(one, 2)
-        assert one.directory.num_neighbours == 0
-        back = Seat(network, 2)
-        await back.directory.open()
-        await back.p2p.connect(one.peer_id, one.addresses)
-        await announce(back, 3)
-        assert {record.peer_id for record in await one.directory.members()} >= {one.peer_id, back.peer_id}
-
-    play(story)
+async def test_a_peer_whose_neighbours_are_all_gone_finds_a_connected_newcomer(network: MemoryNetwork) -> None:
+    host, one, other = (Seat(network, number) for number in range(3))
+    for seat in (host, one, other):
+        await seat.open()
+        await announce(seat, 1)
+    network.kill(host.peer_id)
+    network.kill(other.peer_id)
+    await asyncio.sleep(100)
+    with suppress(TransportError):
+        await announce(one, 2)
+    assert one.directory.num_neighbours == 0
+    back = Seat(network, 2)
+    await back.directory.open()
+    await back.p2p.connect(one.peer_id, one.addresses)
+    await announce(back, 3)
+    assert {record.peer_id for record in await one.directory.members()} >= {one.peer_id, back.peer_id}

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import tempfile
-from collections.abc import Callable, Coroutine
-from contextlib import suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +31,8 @@ from gossamer.protocol.libp2p.grpc_stream import (
 from gossamer.protocol.streams.transport import Purpose
 from tests.protocol.peers import chunk, seeded
 
+pytestmark = pytest.mark.real_time
+
 PARTNER = seeded(1).peer_id
 
 
@@ -45,41 +46,29 @@ async def serve(purpose: Purpose, context: Context) -> None:
             await context.write(frame)
 
 
-def play(test: Callable[[Path], Coroutine[Any, Any, None]]) -> None:
-    """Run a test with the Unix socket of the service."""
-
-    async def main() -> None:
-        with tempfile.TemporaryDirectory() as folder:
-            server = await start_server(serve, Path(folder) / "s")
-            try:
-                await test(Path(folder) / "s")
-            finally:
-                await server.stop(None)
-
-    asyncio.run(main())
-    gc.collect()  # gRPC's thread ends with its last object
+@pytest.fixture
+@asynccontextmanager
+async def path(folder: Path) -> AsyncIterator[Path]:
+    """Serve calls; yield the Unix socket of the service."""
+    server = await start_server(serve, folder / "s")
+    yield folder / "s"
+    await server.stop(None)
 
 
-def test_a_refused_call_is_unreachable() -> None:
-    async def test(path: Path) -> None:
-        channel = open_channel(path)
-        call = start_call(channel, Purpose.FETCH)
-        with pytest.raises(Unreachable, match="too many open streams"):
-            await accepted(call)
-        await channel.close()
-
-    play(test)
+async def test_a_refused_call_is_unreachable(path: Path) -> None:
+    channel = open_channel(path)
+    call = start_call(channel, Purpose.FETCH)
+    with pytest.raises(Unreachable, match="too many open streams"):
+        await accepted(call)
+    await channel.close()
 
 
-def test_a_call_to_a_missing_server_is_unreachable() -> None:
-    async def test(path: Path) -> None:
-        channel = open_channel(path.with_name("nothing"))
-        call = start_call(channel, Purpose.MEET)
-        with pytest.raises(Unreachable):
-            await accepted(call)
-        await channel.close()
-
-    play(test)
+async def test_a_call_to_a_missing_server_is_unreachable(path: Path) -> None:
+    channel = open_channel(path.with_name("nothing"))
+    call = start_call(channel, Purpose.MEET)
+    with pytest.raises(Unreachable):
+        await accepted(call)
+    await channel.close()
 
 
 def test_a_service_without_a_place_for_its_socket_does_not_start(tmp_path: Path) -> None:
@@ -88,59 +77,47 @@ def test_a_service_without_a_place_for_its_socket_does_not_start(tmp_path: Path)
     gc.collect()
 
 
-def test_a_frame_above_the_limit_ends_the_stream() -> None:
-    async def test(path: Path) -> None:
-        async with grpc.aio.insecure_channel(f"unix:{path}") as channel:
-            call: Any = channel.stream_stream(f"/{SERVICE}/Meet")()
-            await call.write(bytes(limits.FRAME_BYTES + 1))
-            with pytest.raises(grpc.aio.AioRpcError) as caught:
-                await call.read()
-            assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-
-    play(test)
+async def test_a_frame_above_the_limit_ends_the_stream(path: Path) -> None:
+    async with grpc.aio.insecure_channel(f"unix:{path}") as channel:
+        call: Any = channel.stream_stream(f"/{SERVICE}/Meet")()
+        await call.write(bytes(limits.FRAME_BYTES + 1))
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await call.read()
+        assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
-def test_compressed_calls_are_refused() -> None:
-    async def test(path: Path) -> None:
-        async with grpc.aio.insecure_channel(f"unix:{path}", compression=grpc.Compression.Gzip) as channel:
-            call: Any = channel.stream_stream(f"/{SERVICE}/Meet")()
-            with pytest.raises((grpc.aio.AioRpcError, asyncio.InvalidStateError)):
-                await call.write(bytes(100_000))
-                while True:
-                    assert await call.read() is not grpc.aio.EOF
-            assert await call.code() in (grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.INTERNAL)
-
-    play(test)
+async def test_compressed_calls_are_refused(path: Path) -> None:
+    async with grpc.aio.insecure_channel(f"unix:{path}", compression=grpc.Compression.Gzip) as channel:
+        call: Any = channel.stream_stream(f"/{SERVICE}/Meet")()
+        with pytest.raises((grpc.aio.AioRpcError, asyncio.InvalidStateError)):
+            await call.write(bytes(100_000))
+            while True:
+                assert await call.read() is not grpc.aio.EOF
+        assert await call.code() in (grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.INTERNAL)
 
 
-def test_an_unknown_method_is_refused() -> None:
-    async def test(path: Path) -> None:
-        async with grpc.aio.insecure_channel(f"unix:{path}") as channel:
-            assert await channel.stream_stream(f"/{SERVICE}/Other")().code() is grpc.StatusCode.UNIMPLEMENTED
-
-    play(test)
+async def test_an_unknown_method_is_refused(path: Path) -> None:
+    async with grpc.aio.insecure_channel(f"unix:{path}") as channel:
+        assert await channel.stream_stream(f"/{SERVICE}/Other")().code() is grpc.StatusCode.UNIMPLEMENTED
 
 
-def test_a_stream_writes_nothing_after_its_end() -> None:
+async def test_a_stream_writes_nothing_after_its_end() -> None:
     """grpc.aio may crash if the context of an ended call is used."""
     written: list[bytes] = []
 
     async def write(frame: bytes) -> None:
         written.append(frame)
 
-    async def main() -> None:
-        for finish in (lambda stream: stream.end("over"), GrpcStream.close):
-            stream = GrpcStream(PARTNER, write, lambda _: None)
-            await stream.send(chunk(1))
-            finish(stream)
-            with pytest.raises(PeerGone):
-                await stream.send(chunk(2))
-
-    asyncio.run(main())
+    for finish in (lambda stream: stream.end("over"), GrpcStream.close):
+        stream = GrpcStream(PARTNER, write, lambda _: None)
+        await stream.send(chunk(1))
+        finish(stream)
+        with pytest.raises(PeerGone):
+            await stream.send(chunk(2))
     assert len(written) == 2
 
 
-def test_frames_after_close_are_read_only_up_to_a_limit() -> None:
+async def test_frames_after_close_are_read_only_up_to_a_limit() -> None:
     num_read = 0
 
     async def read() -> bytes:
@@ -151,11 +128,8 @@ def test_frames_after_close_are_read_only_up_to_a_limit() -> None:
     async def write(frame: bytes) -> None:
         raise AssertionError("nothing is written")
 
-    async def main() -> None:
-        stream = GrpcStream(PARTNER, write, lambda _: None)
-        stream.close()
-        async with asyncio.timeout(5):
-            await stream.pump(read)
-
-    asyncio.run(main())
+    stream = GrpcStream(PARTNER, write, lambda _: None)
+    stream.close()
+    async with asyncio.timeout(5):
+        await stream.pump(read)
     assert UNWANTED_BYTES < num_read * limits.FRAME_BYTES <= UNWANTED_BYTES + limits.FRAME_BYTES

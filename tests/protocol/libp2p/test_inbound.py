@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import tempfile
-from collections.abc import Callable, Coroutine
-from contextlib import AsyncExitStack, suppress
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +26,8 @@ from gossamer.protocol.streams.transport import Purpose, Stream, StreamHandler
 from gossamer.protocol.tasks import cancel
 from tests.protocol.peers import chunk, echo, seeded
 
+pytestmark = pytest.mark.real_time
+
 PARTNER, OTHER = seeded(1).peer_id, seeded(2).peer_id
 
 
@@ -45,12 +46,7 @@ class Control:
 class World:
     """The receiving side of a peer, and the p2pd that connects streams to it."""
 
-    def __init__(
-        self,
-        stack: AsyncExitStack,
-        handler: StreamHandler = echo,
-        caps: StreamCaps | None = None,
-    ) -> None:
+    def __init__(self, stack: AsyncExitStack, handler: StreamHandler = echo, caps: StreamCaps | None = None) -> None:
         self.stack = stack
         self.folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         self.carried = CarriedBytes()
@@ -100,21 +96,12 @@ class World:
         return lambda: start_call(channel, Purpose.MEET)
 
 
-def play(
-    test: Callable[[World], Coroutine[Any, Any, None]],
-    handler: StreamHandler = echo,
-    caps: StreamCaps | None = None,
-) -> None:
-    async def main() -> None:
-        async with AsyncExitStack() as stack:
-            world = World(stack, handler, caps)
-            await world.open()
-            await test(world)
-        await asyncio.sleep(0.01)
-        assert len(asyncio.all_tasks()) == 1
-
-    asyncio.run(main())
-    gc.collect()
+@asynccontextmanager
+async def receiving(handler: StreamHandler = echo, caps: StreamCaps | None = None) -> AsyncIterator[World]:
+    async with AsyncExitStack() as stack:
+        world = World(stack, handler, caps)
+        await world.open()
+        yield world
 
 
 async def talks(call: Any) -> bool:
@@ -125,14 +112,14 @@ async def talks(call: Any) -> bool:
     return False
 
 
-def test_a_call_is_served_as_the_peer_that_p2pd_authenticated() -> None:
+async def test_a_call_is_served_as_the_peer_that_p2pd_authenticated() -> None:
     partners: list[PeerId] = []
 
     async def note(purpose: Purpose, stream: Stream) -> None:
         partners.append(stream.partner)
         await echo(purpose, stream)
 
-    async def test(world: World) -> None:
+    async with receiving(note) as world:
         for partner in (PARTNER, OTHER):
             call = await world.call_from(partner)
             assert await talks(call)
@@ -141,17 +128,15 @@ def test_a_call_is_served_as_the_peer_that_p2pd_authenticated() -> None:
         assert partners == [PARTNER, OTHER]
         assert world.carried.sent > 0 and world.carried.received > 0
 
-    play(test, note)
 
-
-def test_a_connection_serves_consecutive_calls_of_its_peer() -> None:
+async def test_a_connection_serves_consecutive_calls_of_its_peer() -> None:
     partners: list[PeerId] = []
 
     async def note(purpose: Purpose, stream: Stream) -> None:
         partners.append(stream.partner)
         await echo(purpose, stream)
 
-    async def test(world: World) -> None:
+    async with receiving(note, StreamCaps(per_purpose=1, per_partner=1, silent=1, total=2)) as world:
         ways = [await world.calls_from(partner) for partner in (PARTNER, OTHER)]
         for start in (*ways, *ways, *ways):
             call = start()
@@ -160,17 +145,12 @@ def test_a_connection_serves_consecutive_calls_of_its_peer() -> None:
             assert await call.code() is grpc.StatusCode.OK
         assert partners == 3 * [PARTNER, OTHER]
 
-    play(test, note, StreamCaps(per_purpose=1, per_partner=1, silent=1, total=2))
 
-
-def test_a_local_program_that_dials_the_server_is_rejected() -> None:
-    async def test(world: World) -> None:
-        async with grpc.aio.insecure_channel(f"unix:{world.folder / 'grpc.sock'}") as channel:
-            call: Any = channel.stream_stream(f"/{SERVICE}/Meet")()
-            assert not await talks(call)
-            assert await call.code() is grpc.StatusCode.UNAUTHENTICATED
-
-    play(test)
+async def test_a_local_program_that_dials_the_server_is_rejected() -> None:
+    async with receiving() as world, grpc.aio.insecure_channel(f"unix:{world.folder / 'grpc.sock'}") as channel:
+        call: Any = channel.stream_stream(f"/{SERVICE}/Meet")()
+        assert not await talks(call)
+        assert await call.code() is grpc.StatusCode.UNAUTHENTICATED
 
 
 class Turned(Exception):
@@ -191,8 +171,8 @@ class Call:
         raise Turned
 
 
-def test_the_name_of_a_socket_must_match_exactly() -> None:
-    async def test(world: World) -> None:
+async def test_the_name_of_a_socket_must_match_exactly() -> None:
+    async with receiving() as world:
         assert await talks(await world.call_from(PARTNER))
         name = world.folder / "in-0"
         assert not name.exists(), "another program could take the name"
@@ -201,24 +181,18 @@ def test_the_name_of_a_socket_must_match_exactly() -> None:
             with pytest.raises(Turned):
                 await world.inbound.serve(Purpose.MEET, call)
 
-    play(test)
 
-
-def test_a_connection_without_a_call_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_connection_without_a_call_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gossamer.protocol.streams.admission.FIRST_FRAME_S", 0.1)
-
-    async def test(world: World) -> None:
+    async with receiving() as world:
         reader, _ = await world.stream_from(PARTNER)
         assert await reader.read(1 << 16)  # the server's greeting
         assert await reader.read() == b""
 
-    play(test)
 
-
-def test_a_stream_without_a_header_or_with_another_type_of_key_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_stream_without_a_header_or_with_another_type_of_key_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tunnel, "OPENER_S", 0.1)
-
-    async def test(world: World) -> None:
+    async with receiving() as world:
         stranger: Any = type("Stranger", (), {"raw": b"\x12\x20" + bytes(32)})
         reader, _ = await world.stream_from(stranger)
         assert await reader.read() == b""
@@ -226,10 +200,8 @@ def test_a_stream_without_a_header_or_with_another_type_of_key_is_dropped(monkey
         world.stack.callback(drop, writer)
         assert await mute.read() == b""
 
-    play(test)
 
-
-def test_closing_cancels_handlers_after_a_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_closing_cancels_handlers_after_a_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tunnel, "HANDLERS_END_S", 0.1)
     ends: list[str] = []
 
@@ -245,7 +217,10 @@ def test_closing_cancels_handlers_after_a_timeout(monkeypatch: pytest.MonkeyPatc
                 await stream.receive()
         ends.append("over")
 
-    async def test(world: World) -> None:
+    async def either(purpose: Purpose, stream: Stream) -> None:
+        await (stubborn if stream.partner == PARTNER else polite)(purpose, stream)
+
+    async with receiving(either) as world:
         for partner in (PARTNER, OTHER):
             call = await world.call_from(partner)
             await accepted(call)
@@ -254,20 +229,10 @@ def test_closing_cancels_handlers_after_a_timeout(monkeypatch: pytest.MonkeyPatc
         await world.serving.aclose()
         assert ends == ["over", "cancelled"]
 
-    async def either(purpose: Purpose, stream: Stream) -> None:
-        await (stubborn if stream.partner == PARTNER else polite)(purpose, stream)
 
-    play(test, either)
-
-
-def test_a_missing_p2pd_leaves_nothing_open() -> None:
-    async def main() -> None:
-        async with AsyncExitStack() as stack:
-            world = World(stack)
-            with pytest.raises(Unreachable):
-                await world.open(is_there=False)
-            assert not (world.folder / "in.sock").exists()
-        assert len(asyncio.all_tasks()) == 1
-
-    asyncio.run(main())
-    gc.collect()
+async def test_a_missing_p2pd_leaves_nothing_open() -> None:
+    async with AsyncExitStack() as stack:
+        world = World(stack)
+        with pytest.raises(Unreachable):
+            await world.open(is_there=False)
+        assert not (world.folder / "in.sock").exists()

@@ -8,8 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,23 +20,18 @@ from gossamer.protocol.identity import Identity
 from gossamer.protocol.libp2p import p2pd as daemon
 from gossamer.protocol.libp2p.p2pd import Daemon, DaemonSettings
 from tests.protocol.peers import seeded
+from tests.protocol.worlds import LOCAL, start_daemon
+
+pytestmark = pytest.mark.real_time
 
 
 @pytest.fixture
-def settings() -> Iterator[DaemonSettings]:
-    with tempfile.TemporaryDirectory() as home:  # pytest's own folders have paths too long for sockets
-        Identity.load_or_create(Path(home) / "key")
-        yield DaemonSettings(Path(home) / "key", Path(home) / "run", "127.0.0.1")
+def settings(folder: Path) -> DaemonSettings:
+    Identity.load_or_create(folder / "key")
+    return DaemonSettings(folder / "key", folder / "run", "127.0.0.1")
 
 
 RELAY = f"/ip4/127.0.0.1/tcp/9/p2p/{seeded(1).peer_id}"
-
-
-def other(settings: DaemonSettings) -> DaemonSettings:
-    """Return settings of another peer next to these."""
-    folder = settings.folder.with_name("other")
-    Identity.load_or_create(folder / "key")
-    return replace(settings, identity_file=folder / "key", folder=folder / "run")
 
 
 def oom_score(pid: int) -> int:
@@ -49,53 +43,46 @@ async def start(settings: DaemonSettings) -> None:
         pass
 
 
-def test_it_runs_inside_the_with_block_with_our_peer_id(settings: DaemonSettings) -> None:
-    async def main() -> None:
-        async with Daemon(settings) as p2pd:
-            assert p2pd.peer_id == Identity.load_or_create(settings.identity_file).peer_id
-            assert p2pd.addresses == (f"/ip4/127.0.0.1/tcp/{p2pd.port}",)
-            assert p2pd.port > 0
-            assert await p2pd.control.connected() == {}
-            process = psutil.Process(p2pd.pid)
-            assert process.name() == "p2pd"
-            assert oom_score(p2pd.pid) == 1000, "the kernel kills it before the trainer"
-        assert not process.is_running()
-        assert not any(settings.folder.iterdir())
-
-    asyncio.run(main())
+async def test_it_runs_inside_the_with_block_with_our_peer_id(settings: DaemonSettings) -> None:
+    async with Daemon(settings) as p2pd:
+        assert p2pd.peer_id == Identity.load_or_create(settings.identity_file).peer_id
+        assert p2pd.addresses == (f"/ip4/127.0.0.1/tcp/{p2pd.port}",)
+        assert p2pd.port > 0
+        assert await p2pd.control.connected() == {}
+        process = psutil.Process(p2pd.pid)
+        assert process.name() == "p2pd"
+        assert oom_score(p2pd.pid) == 1000, "the kernel kills it before the trainer"
+    assert not process.is_running()
+    assert not any(settings.folder.iterdir())
 
 
-def test_it_ends_at_its_memory_limit(settings: DaemonSettings, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_it_ends_at_its_memory_limit(settings: DaemonSettings, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(daemon, "MEMORY_BYTES", 32 << 20)
     with pytest.raises(TransportError, match="ended at once"):
-        asyncio.run(start(settings))
+        await start(settings)
 
 
 @pytest.mark.parametrize("through", [(), (RELAY,)], ids=["open", "behind a relay"])
-def test_libp2ps_own_dht_serves_no_peer(settings: DaemonSettings, through: tuple[str, ...]) -> None:
-    async def main() -> None:
-        async with Daemon(replace(settings, through=through)) as p2pd, Daemon(other(settings)) as stranger:
-            await stranger.control.connect(p2pd.peer_id, [f"/ip4/127.0.0.1/tcp/{p2pd.port}"])
-            with pytest.raises(Unreachable, match="protocols not supported"):
-                await stranger.control.open_stream(p2pd.peer_id, "/ipfs/kad/1.0.0")
+async def test_libp2ps_own_dht_serves_no_peer(folder: Path, through: tuple[str, ...]) -> None:
+    async with AsyncExitStack() as stack:
+        p2pd = await start_daemon(stack, folder / "a", replace(LOCAL, through=through))
+        stranger = await start_daemon(stack, folder / "b")
+        await stranger.control.connect(p2pd.peer_id, [f"/ip4/127.0.0.1/tcp/{p2pd.port}"])
+        with pytest.raises(Unreachable, match="protocols not supported"):
+            await stranger.control.open_stream(p2pd.peer_id, "/ipfs/kad/1.0.0")
 
-    asyncio.run(main())
 
-
-def test_a_crash_is_detected(settings: DaemonSettings) -> None:
-    async def main() -> None:
-        async with Daemon(settings) as p2pd:
-            watch = asyncio.create_task(p2pd.died())
-            await asyncio.sleep(0)
-            assert not watch.done()
-            os.kill(p2pd.pid, signal.SIGKILL)
-            assert await watch == -signal.SIGKILL
-
-    asyncio.run(main())
+async def test_a_crash_is_detected(settings: DaemonSettings) -> None:
+    async with Daemon(settings) as p2pd:
+        watch = asyncio.create_task(p2pd.died())
+        await asyncio.sleep(0)
+        assert not watch.done()
+        os.kill(p2pd.pid, signal.SIGKILL)
+        assert await watch == -signal.SIGKILL
 
 
 @pytest.mark.parametrize("reuse", [False, True], ids=["plain", "SO_REUSEPORT"])
-def test_a_busy_port_is_reported(settings: DaemonSettings, reuse: bool) -> None:
+async def test_a_busy_port_is_reported(settings: DaemonSettings, reuse: bool) -> None:
     with socket.socket() as other:
         if reuse:  # another p2pd of this user: the kernel would let both bind the port
             other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
@@ -103,41 +90,41 @@ def test_a_busy_port_is_reported(settings: DaemonSettings, reuse: bool) -> None:
         other.listen()
         port = other.getsockname()[1]
         with pytest.raises(BadSettings, match=f"port {port} is in use") as caught:
-            asyncio.run(start(replace(settings, port=port)))
+            await start(replace(settings, port=port))
     assert str(port) in caught.value.hint
 
 
-def test_a_port_taken_after_the_check_is_reported(settings: DaemonSettings, busy_port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_port_taken_after_the_check_is_reported(settings: DaemonSettings, busy_port: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(daemon, "_check_port", lambda host, port: None)
     with pytest.raises(BadSettings, match=f"port {busy_port} is in use"):
-        asyncio.run(start(replace(settings, port=busy_port)))
+        await start(replace(settings, port=busy_port))
 
 
-def test_a_foreign_host_is_rejected(settings: DaemonSettings) -> None:
+async def test_a_foreign_host_is_rejected(settings: DaemonSettings) -> None:
     for host in ("203.0.113.1", "example.org"):
         with pytest.raises(BadSettings, match=host) as caught:
-            asyncio.run(start(replace(settings, host=host)))
+            await start(replace(settings, host=host))
         assert caught.value.hint
 
 
-def test_a_folder_that_others_may_enter_is_rejected(settings: DaemonSettings) -> None:
+async def test_a_folder_that_others_may_enter_is_rejected(settings: DaemonSettings) -> None:
     settings.folder.mkdir()
     settings.folder.chmod(0o755)  # independent of the umask
     with pytest.raises(BadSettings, match="other users") as caught:
-        asyncio.run(start(settings))
+        await start(settings)
     assert "chmod 700" in caught.value.hint
 
 
-def test_a_folder_too_deep_for_sockets_is_rejected(settings: DaemonSettings) -> None:
+async def test_a_folder_too_deep_for_sockets_is_rejected(settings: DaemonSettings) -> None:
     with pytest.raises(BadSettings, match="too long"):
-        asyncio.run(start(replace(settings, folder=settings.folder / ("x" * 100))))
+        await start(replace(settings, folder=settings.folder / ("x" * 100)))
 
 
-def test_another_binary_is_rejected(settings: DaemonSettings, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_another_binary_is_rejected(settings: DaemonSettings, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(daemon, "KNOWN_SHA256", {key: "0" * 64 for key in daemon.KNOWN_SHA256})
     daemon.verified_binary.cache_clear()
     with pytest.raises(BadSettings, match="SHA-256"):
-        asyncio.run(start(settings))
+        await start(settings)
 
 
 PARENT = """

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import tempfile
-from collections.abc import Callable, Coroutine
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,29 +12,22 @@ import pytest
 
 from gossamer.protocol.addresses import CIRCUIT
 from gossamer.protocol.errors import TransportError, Unreachable
-from gossamer.protocol.identity import Identity
 from gossamer.protocol.libp2p.p2pd import Daemon, DaemonSettings
 from gossamer.protocol.libp2p.relay_trial import try_relay
 from tests.protocol.peers import seeded
+from tests.protocol.worlds import LOCAL, start_daemon
+
+pytestmark = pytest.mark.real_time
 
 Start = Callable[[str, DaemonSettings], Coroutine[None, None, Daemon]]
-LOCAL = DaemonSettings(Path(), Path(), "127.0.0.1")
 SILENT = replace(LOCAL, listens=False)
 
 
-def play(test: Callable[[Start], Coroutine[None, None, None]]) -> None:
-    async def main() -> None:
-        with tempfile.TemporaryDirectory() as folder:
-            async with AsyncExitStack() as stack:
-
-                async def start(name: str, settings: DaemonSettings) -> Daemon:
-                    home = Path(folder) / name
-                    Identity.load_or_create(home / "key")
-                    return await stack.enter_async_context(Daemon(replace(settings, identity_file=home / "key", folder=home / "run")))
-
-                await test(start)
-
-    asyncio.run(main())
+@pytest.fixture
+@asynccontextmanager
+async def start(folder: Path) -> AsyncIterator[Start]:
+    async with AsyncExitStack() as stack:
+        yield lambda name, settings: start_daemon(stack, folder / name, settings)
 
 
 def whole(daemon: Daemon) -> str:
@@ -53,33 +45,27 @@ async def reached(caller: Daemon, called: Daemon, addresses: list[str]) -> str:
                 await asyncio.sleep(0.05)
 
 
-def test_a_circuit_address_works_alone_and_in_a_list() -> None:
-    async def test(start: Start) -> None:
-        relay = await start("relay", replace(LOCAL, relays=True))
-        open_peer = await start("open", replace(LOCAL, through=(whole(relay),)))
-        hidden = await start("hidden", replace(SILENT, through=(whole(relay),)))
-        circuit, direct = whole(relay) + CIRCUIT, open_peer.addresses[0]
-        caller = await start("a", SILENT)
-        assert (await reached(caller, hidden, [circuit])).endswith(CIRCUIT)
-        await caller.control.disconnect(hidden.peer_id)
-        assert hidden.peer_id not in await caller.control.connected(), "another route can be used now"
-        assert await reached(await start("b", SILENT), open_peer, [circuit, direct, "nonsense"]) == direct
-        assert await reached(await start("c", SILENT), open_peer, [direct, circuit + f"/p2p/{open_peer.peer_id}"]) == direct
-
-    play(test)
+async def test_a_circuit_address_works_alone_and_in_a_list(start: Start) -> None:
+    relay = await start("relay", replace(LOCAL, relays=True))
+    open_peer = await start("open", replace(LOCAL, through=(whole(relay),)))
+    hidden = await start("hidden", replace(SILENT, through=(whole(relay),)))
+    circuit, direct = whole(relay) + CIRCUIT, open_peer.addresses[0]
+    caller = await start("a", SILENT)
+    assert (await reached(caller, hidden, [circuit])).endswith(CIRCUIT)
+    await caller.control.disconnect(hidden.peer_id)
+    assert hidden.peer_id not in await caller.control.connected(), "another route can be used now"
+    assert await reached(await start("b", SILENT), open_peer, [circuit, direct, "nonsense"]) == direct
+    assert await reached(await start("c", SILENT), open_peer, [direct, circuit + f"/p2p/{open_peer.peer_id}"]) == direct
 
 
 @pytest.mark.parametrize("relays", [True, False])
-def test_a_trial_detects_a_relay_with_the_default_limits(relays: bool) -> None:
-    async def test(start: Start) -> None:
-        daemon = await start("relay", replace(LOCAL, relays=relays))
-        results = [await try_relay(whole(daemon), daemon.settings.folder)]
-        while relays and not results[-1] and len(results) < 6:  # in one start of sixteen the default relay service wins, which is detected
-            again = await start(f"relay{len(results)}", replace(LOCAL, relays=True))
-            results.append(await try_relay(whole(again), daemon.settings.folder))
-        assert results[-1] is relays
-
-    play(test)
+async def test_a_trial_detects_a_relay_with_the_default_limits(relays: bool, start: Start) -> None:
+    daemon = await start("relay", replace(LOCAL, relays=relays))
+    results = [await try_relay(whole(daemon), daemon.settings.folder)]
+    while relays and not results[-1] and len(results) < 6:  # in one start of sixteen the default relay service wins, which is detected
+        again = await start(f"relay{len(results)}", replace(LOCAL, relays=True))
+        results.append(await try_relay(whole(again), daemon.settings.folder))
+    assert results[-1] is relays
 
 
 def test_a_trial_that_this_machine_cannot_start_is_no_result(tmp_path: Path) -> None:

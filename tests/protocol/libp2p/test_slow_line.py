@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import gc
-import tempfile
-from collections.abc import Callable, Coroutine
-from contextlib import AsyncExitStack, suppress
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
 
 from gossamer.protocol.errors import PeerGone, Unreachable
-from gossamer.protocol.identity import Identity
-from gossamer.protocol.libp2p.p2pd import Daemon, DaemonSettings
-from gossamer.protocol.libp2p.splice import CarriedBytes, drop
-from gossamer.protocol.libp2p.tunnel import tunnel_transport
-from gossamer.protocol.streams.admission import Admission
+from gossamer.protocol.libp2p.p2pd import Daemon
+from gossamer.protocol.libp2p.splice import drop
 from gossamer.protocol.streams.transport import Purpose, Stream, StreamHandler, Transport
 from gossamer.protocol.tasks import cancel
 from tests.protocol.peers import chunk, nobody, number_of
+from tests.protocol.worlds import open_tunnel
+
+pytestmark = pytest.mark.real_time
 
 CHUNK = 256 * 1024
 NUM_CHUNKS = 16
@@ -66,18 +64,14 @@ class Line:
 class World:
     """Real p2pd processes behind slow lines."""
 
-    def __init__(self, stack: AsyncExitStack) -> None:
+    def __init__(self, stack: AsyncExitStack, folder: Path) -> None:
         self._stack = stack
-        self._home = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        self._home = folder
         self._num_peers = 0
 
     async def peer(self, handler: StreamHandler) -> tuple[Daemon, Transport]:
         self._num_peers += 1
-        home = self._home / str(self._num_peers)
-        Identity.load_or_create(home / "key")
-        daemon = await self._stack.enter_async_context(Daemon(DaemonSettings(home / "key", home / "run", "127.0.0.1")))
-        tunnel = tunnel_transport(daemon.control, home / "run", handler, Admission(), CarriedBytes())
-        return daemon, await self._stack.enter_async_context(tunnel)
+        return await open_tunnel(self._stack, self._home / str(self._num_peers), handler)
 
     async def slow_stream(self, handler: StreamHandler) -> Stream:
         """Open a stream to a new peer, over a slow line."""
@@ -86,14 +80,11 @@ class World:
         return await near[1].connect(far[0].peer_id, [f"/ip4/127.0.0.1/tcp/{port}"], Purpose.FETCH)
 
 
-def play(test: Callable[[World], Coroutine[None, None, None]]) -> None:
-    async def main() -> None:
-        async with AsyncExitStack() as stack:
-            await test(World(stack))
-        assert len(asyncio.all_tasks()) == 1
-
-    asyncio.run(main())
-    gc.collect()
+@pytest.fixture
+@asynccontextmanager
+async def world(folder: Path) -> AsyncIterator[World]:
+    async with AsyncExitStack() as stack:
+        yield World(stack, folder)
 
 
 async def send_all(stream: Stream) -> None:
@@ -105,23 +96,20 @@ async def receive_all(stream: Stream) -> None:
     assert [await number_of(stream) for _ in range(NUM_CHUNKS)] == list(range(NUM_CHUNKS))
 
 
-def test_the_last_messages_of_a_handler_arrive_over_a_slow_line(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_last_messages_of_a_handler_arrive_over_a_slow_line(monkeypatch: pytest.MonkeyPatch, world: World) -> None:
     monkeypatch.setattr("gossamer.protocol.streams.admission.LINGER_S", LINGER_S)
 
     async def give(purpose: Purpose, stream: Stream) -> None:
         await stream.receive()
         await send_all(stream)
 
-    async def test(world: World) -> None:
-        stream = await world.slow_stream(give)
-        await stream.send(chunk(0))
-        await receive_all(stream)
-        stream.close()
-
-    play(test)
+    stream = await world.slow_stream(give)
+    await stream.send(chunk(0))
+    await receive_all(stream)
+    stream.close()
 
 
-def test_the_last_messages_of_a_caller_arrive_over_a_slow_line(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_last_messages_of_a_caller_arrive_over_a_slow_line(monkeypatch: pytest.MonkeyPatch, world: World) -> None:
     monkeypatch.setattr("gossamer.protocol.libp2p.outbound.LINGER_S", LINGER_S)
     received = asyncio.Event()
 
@@ -129,16 +117,13 @@ def test_the_last_messages_of_a_caller_arrive_over_a_slow_line(monkeypatch: pyte
         await receive_all(stream)
         received.set()
 
-    async def test(world: World) -> None:
-        stream = await world.slow_stream(take)
-        await send_all(stream)
-        stream.close()
-        await received.wait()
-
-    play(test)
+    stream = await world.slow_stream(take)
+    await send_all(stream)
+    stream.close()
+    await received.wait()
 
 
-def test_the_oldest_calls_that_a_partner_never_ends_are_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_oldest_calls_that_a_partner_never_ends_are_cancelled(monkeypatch: pytest.MonkeyPatch, world: World) -> None:
     monkeypatch.setattr("gossamer.protocol.libp2p.outbound.MAX_CLOSING", 1)
 
     async def stay(purpose: Purpose, stream: Stream) -> None:
@@ -151,17 +136,14 @@ def test_the_oldest_calls_that_a_partner_never_ends_are_cancelled(monkeypatch: p
         await number_of(stream)
         return stream
 
-    async def test(world: World) -> None:
-        (_, near), (far, _) = await world.peer(nobody), await world.peer(stay)
-        streams = [await connect(near, far), await connect(near, far)]
-        for stream in streams:
-            with pytest.raises(Unreachable):
-                await connect(near, far)
-            stream.close()
-        async with asyncio.timeout(5):
-            while True:
-                with suppress(Unreachable, PeerGone):
-                    (await connect(near, far)).close()
-                    return
-
-    play(test)
+    (_, near), (far, _) = await world.peer(nobody), await world.peer(stay)
+    streams = [await connect(near, far), await connect(near, far)]
+    for stream in streams:
+        with pytest.raises(Unreachable):
+            await connect(near, far)
+        stream.close()
+    async with asyncio.timeout(5):
+        while True:
+            with suppress(Unreachable, PeerGone):
+                (await connect(near, far)).close()
+                return

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Callable, Coroutine
-from contextlib import nullcontext
-from typing import Any
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, nullcontext
 
 import pytest
 import uvloop
@@ -15,32 +14,28 @@ from gossamer.protocol.libp2p.splice import CarriedBytes, Pair, drop, splice, wa
 from gossamer.protocol.memory import virtual_time
 from gossamer.protocol.tasks import cancel
 
-Test = Callable[[Pair, Pair, asyncio.Task[None], CarriedBytes], Coroutine[Any, Any, None]]
+pytestmark = pytest.mark.real_time
 
 
-def play(test: Test, runner: Callable[[Coroutine[Any, Any, None]], None] = asyncio.run) -> None:
-    """Run a test with the two outer ends of a splice."""
-
-    async def main() -> None:
-        sockets = [*socket.socketpair(), *socket.socketpair()]
-        one, left, right, other = [await asyncio.open_connection(sock=item) for item in sockets]
-        carried = CarriedBytes()
-        task = asyncio.create_task(splice(left, right, carried))
-        try:
-            await test(one, other, task, carried)
-        finally:
-            await cancel(task)
-            for _, writer in (one, left, right, other):
-                drop(writer)
-            await asyncio.sleep(0)
-        assert len(asyncio.all_tasks()) == 1
-
-    runner(main())
+@asynccontextmanager
+async def spliced() -> AsyncIterator[tuple[Pair, Pair, asyncio.Task[None], CarriedBytes]]:
+    """Yield the two outer ends of a splice, its task and its counts."""
+    sockets = [*socket.socketpair(), *socket.socketpair()]
+    one, left, right, other = [await asyncio.open_connection(sock=item) for item in sockets]
+    carried = CarriedBytes()
+    task = asyncio.create_task(splice(left, right, carried))
+    try:
+        yield one, other, task, carried
+    finally:
+        await cancel(task)
+        for _, writer in (one, left, right, other):
+            drop(writer)
+        await asyncio.sleep(0)
 
 
-@pytest.mark.parametrize("runner", [asyncio.run, uvloop.run])
-def test_small_reads_are_merged_and_no_byte_is_lost(runner: Callable[[Coroutine[Any, Any, None]], None]) -> None:
-    async def test(one: Pair, other: Pair, task: asyncio.Task[None], carried: CarriedBytes) -> None:
+@pytest.mark.parametrize("loop", [pytest.param(of, marks=pytest.mark.real_time(loop_factory=of)) for of in (None, uvloop.new_event_loop)])
+async def test_small_reads_are_merged_and_no_byte_is_lost(loop: object) -> None:
+    async with spliced() as (one, other, task, carried):
         packets = [bytes([number]) * 1448 for number in range(200)]
         pieces = []
 
@@ -59,42 +54,34 @@ def test_small_reads_are_merged_and_no_byte_is_lost(runner: Callable[[Coroutine[
         assert len(pieces) < len(packets) / 2
         assert carried.received == 1448 * len(packets)
 
-    play(test, runner)
 
-
-def test_bytes_are_copied_in_both_directions_and_counted() -> None:
-    async def test(one: Pair, other: Pair, task: asyncio.Task[None], carried: CarriedBytes) -> None:
+async def test_bytes_are_copied_in_both_directions_and_counted() -> None:
+    async with spliced() as (one, other, task, carried):
         data = bytes(range(256)) * 4096
         for near, far in ((one, other), (other, one)):
             near[1].write(data)
             assert await far[0].readexactly(len(data)) == data
         assert (carried.sent, carried.received) == (len(data), len(data))
 
-    play(test)
 
-
-def test_bytes_written_before_closing_arrive() -> None:
-    async def test(one: Pair, other: Pair, task: asyncio.Task[None], carried: CarriedBytes) -> None:
+async def test_bytes_written_before_closing_arrive() -> None:
+    async with spliced() as (one, other, task, carried):
         data = bytes(1 << 20)
         one[1].write(data)
         one[1].close()
         assert await other[0].read() == data
         await task
 
-    play(test)
 
-
-def test_a_broken_side_closes_the_other_without_an_error() -> None:
-    async def test(one: Pair, other: Pair, task: asyncio.Task[None], carried: CarriedBytes) -> None:
+async def test_a_broken_side_closes_the_other_without_an_error() -> None:
+    async with spliced() as (one, other, task, carried):
         other[1].transport.abort()
         assert await one[0].read() == b""
         await task
 
-    play(test)
 
-
-def test_a_writer_waits_for_the_remote_reader() -> None:
-    async def test(one: Pair, other: Pair, task: asyncio.Task[None], carried: CarriedBytes) -> None:
+async def test_a_writer_waits_for_the_remote_reader() -> None:
+    async with spliced() as (one, other, task, carried):
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.5):
                 while carried.sent < 64 << 20:
@@ -102,16 +89,12 @@ def test_a_writer_waits_for_the_remote_reader() -> None:
                     await one[1].drain()
         assert carried.sent < 8 << 20
 
-    play(test)
 
-
-def test_cancelling_closes_both_sides() -> None:
-    async def test(one: Pair, other: Pair, task: asyncio.Task[None], carried: CarriedBytes) -> None:
+async def test_cancelling_closes_both_sides() -> None:
+    async with spliced() as (one, other, task, carried):
         await asyncio.sleep(0)
         task.cancel()
         assert await one[0].read() == await other[0].read() == b""
-
-    play(test)
 
 
 @pytest.mark.parametrize(

@@ -33,6 +33,7 @@ from gossamer.protocol.messages.records import MemberRecord
 from gossamer.protocol.messages.replies import PeerList
 from gossamer.protocol.run.invite import Credential
 from gossamer.protocol.wire import peer_pb2
+from tests.mutations import mutated_bytes
 from tests.protocol.samples import CREDENTIAL, HELLO, ISSUED, MESSAGES
 from tests.wire.golden import varint
 
@@ -116,25 +117,7 @@ def refused_or_read(data: bytes) -> None:
 def test_mutated_frames_raise_bad_message_or_decode(name: str) -> None:
     generator, frame = random.Random(name), to_frame(MESSAGES[name])
     for _ in range(2000):
-        data = bytearray(frame)
-        for _ in range(generator.choice([1, 1, 2, 5])):
-            mutate(data, generator)
-        refused_or_read(bytes(data))
-
-
-def mutate(data: bytearray, generator: random.Random) -> None:
-    at = generator.randrange(len(data) + 1)
-    match generator.randrange(5):
-        case 0:
-            data[at : at + 1] = bytes([generator.randrange(256)])
-        case 1:
-            data[at:at] = generator.randbytes(generator.choice([1, 2, 40]))
-        case 2:
-            del data[at : at + generator.choice([1, 2, 40])]
-        case 3:
-            data += data[at:]
-        case _:
-            data[at : at + 1] = bytes([(data[at] ^ 1 << generator.randrange(8)) & 255]) if at < len(data) else b""
+        refused_or_read(mutated_bytes(frame, generator))
 
 
 @pytest.mark.parametrize("name", MESSAGES)
@@ -154,11 +137,7 @@ def test_dataclasses_and_protobuf_have_the_same_fields() -> None:
 
 @pytest.mark.parametrize(
     ("kind", "wire"),
-    [
-        (RunPhase, peer_pb2.Phase),
-        (Part, peer_pb2.Part),
-        (ContentsKind, peer_pb2.ContentsKind),
-    ],
+    [(RunPhase, peer_pb2.Phase), (Part, peer_pb2.Part), (ContentsKind, peer_pb2.ContentsKind)],
 )
 def test_enums_and_protobuf_have_the_same_values(kind: Any, wire: Any) -> None:
     named = {name.split("_", 1)[1]: number for name, number in wire.items()}

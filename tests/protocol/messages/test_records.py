@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from gossamer.protocol import limits
 from gossamer.protocol.errors import BadMessage, BadSignature, PeerMisbehaved
 from gossamer.protocol.messages.figures import MemberFigures, loss_milli
-from gossamer.protocol.messages.frames import fill
 from gossamer.protocol.messages.records import MemberRecord, announceable
 from gossamer.protocol.wire import peer_pb2
+from tests.mutations import mutated_bytes
 from tests.protocol.samples import ALICE, BOB, CREDENTIAL, ISSUED, ISSUER, NOW_S, OTHER_RUN_ID, RECORD, RUN_ID
 
 PLAIN = "/ip4/203.0.113.5/tcp/4001"
@@ -102,6 +102,7 @@ def test_a_record_is_valid_only_for_its_run_and_time() -> None:
         ("run_id", b""),
         ("addresses", (PLAIN,) * 5),
         ("addresses", ("nonsense",)),
+        ("addresses", (f"{PLAIN}\n; rm",)),
         ("addresses", (f"{PLAIN}/p2p/{BOB.peer_id}",)),
         ("global_step", -1),
         ("sequence", limits.STEPS + 1),
@@ -174,36 +175,15 @@ def test_unsigned_records_and_credentials_are_rejected() -> None:
             MemberRecord.from_bytes(wire.SerializeToString())
 
 
-def test_a_signed_record_with_an_incomplete_credential_is_rejected() -> None:
-    incomplete = replace(RECORD, credential=ISSUED, signature=b"").signed(
-        ALICE
-    )  # a member that needs no credential could create such a record
-    wire = peer_pb2.MemberRecord()
-    fill(wire, incomplete)
-    with pytest.raises(BadMessage, match="without a signature"):
-        MemberRecord.from_bytes(wire.SerializeToString())
-
-
 def test_mutated_records_are_rejected_or_fail_verification() -> None:
-    generator, stored = random.Random(1), RECORD.to_bytes()
+    generator = random.Random(1)
     for _ in range(5000):
-        data = bytearray(stored)
-        data[generator.randrange(len(data))] ^= 1 << generator.randrange(8)
-        if generator.random() < 0.3:
-            del data[generator.randrange(len(data)) :]
         try:
-            record = MemberRecord.from_bytes(bytes(data))
+            record = MemberRecord.from_bytes(mutated_bytes(RECORD.to_bytes(), generator))
             record.check(RUN_ID, NOW_S)
         except PeerMisbehaved:
             continue
         assert record == RECORD, "a changed record passed"
-
-
-def test_records_with_invalid_addresses_are_rejected() -> None:
-    wire = peer_pb2.MemberRecord.FromString(RECORD.to_bytes())
-    wire.addresses[0] = "/ip4/203.0.113.5/tcp/4001\n; rm"
-    with pytest.raises(BadMessage):
-        MemberRecord.from_bytes(wire.SerializeToString())
 
 
 ODD = st.text(st.one_of(st.sampled_from("aZ09.-_:%/\u017f\u212a\u0130\u0665"), st.characters(exclude_categories=["Cs"])), max_size=30)

@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
+from gossamer.protocol import limits
 from gossamer.protocol.errors import BadMessage, BadSignature, PeerMisbehaved, RefusalCode, Refused
 from gossamer.protocol.identity import Identity, PeerId
-from gossamer.protocol.messages.messages import ContentsKind, Hello, Lane, RunPhase, refusal_of
-from gossamer.protocol.messages.revocations import Revocation, Revocations
+from gossamer.protocol.messages.messages import ContentsKind, FetchRequest, Hello, Lane, RunPhase, refusal_of
+from gossamer.protocol.messages.revocations import Revocation, Revocations, read_revocations
 from gossamer.protocol.messages.terms import (
     FragmentTerms,
     ModelPlan,
@@ -86,11 +87,6 @@ def test_valid_hellos_pass() -> None:
 @pytest.mark.parametrize(
     ("change", "code"),
     [
-        ({"protocol_version": 2}, RefusalCode.WRONG_VERSION),
-        ({"run_id": OTHER_RUN_ID}, RefusalCode.WRONG_RUN),
-        ({"receiver": MALLORY.peer_id}, RefusalCode.BAD_MESSAGE),
-        ({"sender": MALLORY.peer_id}, RefusalCode.BAD_MESSAGE),
-        ({"credential": None}, RefusalCode.NOT_INVITED),
         ({"fragment": 2}, RefusalCode.WRONG_TERMS),
         ({"stage": 1}, RefusalCode.WRONG_TERMS),
         ({"fragment": 0}, RefusalCode.WRONG_TERMS),
@@ -226,23 +222,6 @@ def test_phases_must_agree() -> None:
     assert caught.value.code is RefusalCode.WRONG_PHASE
 
 
-@pytest.mark.parametrize(
-    ("change", "code"),
-    [
-        ({"protocol_version": 2}, RefusalCode.WRONG_VERSION),
-        ({"run_id": OTHER_RUN_ID}, RefusalCode.WRONG_RUN),
-        ({"receiver": MALLORY.peer_id}, RefusalCode.BAD_MESSAGE),
-        ({"sender": MALLORY.peer_id}, RefusalCode.BAD_MESSAGE),
-        ({"credential": None}, RefusalCode.NOT_INVITED),
-    ],
-    ids=str,
-)
-def test_each_fault_of_a_request_has_its_code(change: dict[str, Any], code: RefusalCode) -> None:
-    check_fetch(FETCH, TERMS, BOB.peer_id, ALICE.peer_id, NOW_S)
-    request = replace(FETCH, **change).signed(ALICE)
-    assert code_of(lambda: check_fetch(request, TERMS, BOB.peer_id, ALICE.peer_id, NOW_S)) is code
-
-
 def test_a_revoked_peer_may_request_only_the_revocations() -> None:
     assert CREDENTIAL.bearer is not None
     held = Revocations()
@@ -258,6 +237,22 @@ def test_a_revoked_peer_may_request_only_the_revocations() -> None:
                 check_fetch(request, terms, BOB.peer_id, ALICE.peer_id, NOW_S)
     assert [one.revoked for one in held.shown_to(ALICE.peer_id, CREDENTIAL)] == [CREDENTIAL.bearer]
     assert held.shown_to(MALLORY.peer_id, None) is held
+
+
+def test_revocations_are_bounded_and_complete_in_memory_and_on_the_wire(monkeypatch: pytest.MonkeyPatch) -> None:
+    unsigned = [Revocation(TERMS.run_id, ISSUER.peer_id, one.peer_id, 1) for one in (ALICE, BOB, MALLORY)]
+    made, held = [one.signed(ISSUER) for one in unsigned], Revocations()
+    monkeypatch.setattr(limits, "REVOCATIONS", 2)
+    assert [held.add(one) for one in (made[0], *made)] == [True, False, True, False]
+    assert {*read_revocations(held.to_bytes())} == {*made[:2]}
+    for few, words in ((unsigned[:1], "without a signature"), (made, "number of revocations is 3")):
+        monkeypatch.setattr(limits, "REVOCATIONS", 3)
+        sent = Revocations()
+        for one in few:
+            sent.add(one)
+        monkeypatch.setattr(limits, "REVOCATIONS", 2)
+        with pytest.raises(BadMessage, match=words):
+            read_revocations(sent.to_bytes())
 
 
 def test_a_record_of_a_nonmember_is_rejected() -> None:
@@ -303,10 +298,6 @@ def test_valid_lanes_pass() -> None:
 @pytest.mark.parametrize(
     ("change", "code"),
     [
-        ({"protocol_version": 2}, RefusalCode.WRONG_VERSION),
-        ({"run_id": OTHER_RUN_ID}, RefusalCode.WRONG_RUN),
-        ({"receiver": MALLORY.peer_id}, RefusalCode.BAD_MESSAGE),
-        ({"credential": None}, RefusalCode.NOT_INVITED),
         ({"stage": 0}, RefusalCode.WRONG_TERMS),
         ({"stage": 2}, RefusalCode.WRONG_TERMS),
         ({"stage": 4}, RefusalCode.WRONG_TERMS),
@@ -318,6 +309,34 @@ def test_valid_lanes_pass() -> None:
 )
 def test_each_fault_of_a_lane_has_its_code(change: dict[str, Any], code: RefusalCode) -> None:
     assert code_of(lambda: check_first(replace(UNSIGNED_LANE, **change).signed(ALICE))) is code
+
+
+def check_request(request: FetchRequest) -> None:
+    """Check a request from Alice to Bob."""
+    check_fetch(request, TERMS, BOB.peer_id, ALICE.peer_id, NOW_S)
+
+
+@pytest.mark.parametrize(
+    ("first", "checked"),
+    [(UNSIGNED_HELLO, check), (FETCH, check_request), (UNSIGNED_LANE, check_first)],
+    ids=["hello", "request", "lane"],
+)
+@pytest.mark.parametrize(
+    ("change", "code"),
+    [
+        ({"protocol_version": 3}, RefusalCode.WRONG_VERSION),
+        ({"run_id": OTHER_RUN_ID}, RefusalCode.WRONG_RUN),
+        ({"receiver": MALLORY.peer_id}, RefusalCode.BAD_MESSAGE),
+        ({"sender": MALLORY.peer_id}, RefusalCode.BAD_MESSAGE),
+        ({"credential": None}, RefusalCode.NOT_INVITED),
+    ],
+    ids=str,
+)
+def test_each_fault_of_any_first_message_has_its_code(
+    first: Hello | FetchRequest | Lane, checked: Callable[[Any], None], change: dict[str, Any], code: RefusalCode
+) -> None:
+    checked(first.signed(ALICE))
+    assert code_of(lambda: checked(replace(first, **change).signed(ALICE))) is code
 
 
 @pytest.mark.parametrize("change", [{"partner_nonce": b"x" * 16}, {"nonce": NONCE}, {"window": 0}], ids=str)

@@ -6,12 +6,7 @@ import asyncio
 from collections.abc import Callable
 
 from gossamer.protocol.identity import PeerId
-from gossamer.protocol.memory import virtual_time
-from gossamer.protocol.streams.admission import (
-    Admission,
-    InboundConnection,
-    StreamCaps,
-)
+from gossamer.protocol.streams.admission import Admission, InboundConnection, StreamCaps
 from gossamer.protocol.streams.transport import Purpose
 from tests.protocol.peers import seeded
 
@@ -49,10 +44,3 @@ class TableUnderTest:
         assert self.table.begin_call(connection, purpose)
         assert self.table.note_message(connection)
         return connection
-
-
-def play(test: Callable[[], None]) -> None:
-    async def main() -> None:
-        test()
-
-    virtual_time.run(main())

@@ -13,31 +13,27 @@ from gossamer.protocol.messages.messages import Chunk, ChunkBeside, Part
 from gossamer.protocol.streams import transport
 from gossamer.protocol.streams.transport import BESIDE_BYTES, Purpose, Stream
 from tests.protocol.peers import chunk, echo, expect_over, nobody, number_of
-from tests.protocol.worlds import Play, World
+from tests.protocol.worlds import World, stream_to
 
 MIB = 1 << 20
 CHUNK = 256 * 1024
 
 
-def test_messages_arrive_in_order_in_both_directions(play: Play) -> None:
-    async def scenario(world: World) -> None:
-        a, b = await world.peer(nobody), await world.peer(echo)
-        stream = await a.transport.connect(b.peer_id, b.addresses, Purpose.MEET)
+async def test_messages_arrive_in_order_in_both_directions(world: World) -> None:
+    stream = await stream_to(world, echo)
 
-        async def send() -> None:
-            for number in range(200):
-                await stream.send(chunk(number))
+    async def send() -> None:
+        for number in range(200):
+            await stream.send(chunk(number))
 
-        sending = asyncio.create_task(send())
-        assert [await number_of(stream) for _ in range(200)] == list(range(200))
-        await sending
-        assert stream.bytes_sent == stream.bytes_received > 200
-        stream.close()
-
-    play(scenario)
+    sending = asyncio.create_task(send())
+    assert [await number_of(stream) for _ in range(200)] == list(range(200))
+    await sending
+    assert stream.bytes_sent == stream.bytes_received > 200
+    stream.close()
 
 
-def test_eight_megabytes_in_both_directions_at_once(play: Play) -> None:
+async def test_eight_megabytes_in_both_directions_at_once(world: World) -> None:
     num_chunks = 8 * MIB // CHUNK
     ended = asyncio.Event()
 
@@ -54,37 +50,30 @@ def test_eight_megabytes_in_both_directions_at_once(play: Play) -> None:
         assert stream.bytes_sent == stream.bytes_received > 8 * MIB
         ended.set()
 
-    async def scenario(world: World) -> None:
-        a, b = await world.peer(nobody), await world.peer(both)
-        stream = await a.transport.connect(b.peer_id, b.addresses, Purpose.MEET)
-        await asyncio.gather(send(stream), receive(stream))
-        stream.close()
-        await ended.wait()
-
-    play(scenario)
+    stream = await stream_to(world, both)
+    await asyncio.gather(send(stream), receive(stream))
+    stream.close()
+    await ended.wait()
 
 
-def test_both_ends_know_their_partner(play: Play) -> None:
+async def test_both_ends_know_their_partner(world: World) -> None:
     seen: list[tuple[Purpose, PeerId]] = []
 
     async def note(purpose: Purpose, stream: Stream) -> None:
         seen.append((purpose, stream.partner))
         await echo(purpose, stream)
 
-    async def scenario(world: World) -> None:
-        a, b = await world.peer(nobody), await world.peer(note)
-        for purpose in (Purpose.MEET, Purpose.FETCH):
-            stream = await a.transport.connect(b.peer_id, b.addresses, purpose)
-            assert stream.partner == b.peer_id
-            await stream.send(chunk(1))
-            await stream.receive()
-            stream.close()
-        assert seen == [(Purpose.MEET, a.peer_id), (Purpose.FETCH, a.peer_id)]
-
-    play(scenario)
+    a, b = await world.peer(nobody), await world.peer(note)
+    for purpose in (Purpose.MEET, Purpose.FETCH):
+        stream = await a.connect(b, purpose)
+        assert stream.partner == b.peer_id
+        await stream.send(chunk(1))
+        await stream.receive()
+        stream.close()
+    assert seen == [(Purpose.MEET, a.peer_id), (Purpose.FETCH, a.peer_id)]
 
 
-def test_messages_sent_before_closing_are_delivered(play: Play) -> None:
+async def test_messages_sent_before_closing_are_delivered(world: World) -> None:
     received: asyncio.Queue[int] = asyncio.Queue()
 
     async def slow(purpose: Purpose, stream: Stream) -> None:
@@ -94,20 +83,16 @@ def test_messages_sent_before_closing_are_delivered(play: Play) -> None:
         await expect_over(stream)
         received.put_nowait(-1)
 
-    async def scenario(world: World) -> None:
-        a, b = await world.peer(nobody), await world.peer(slow)
-        stream = await a.transport.connect(b.peer_id, b.addresses, Purpose.MEET)
-        for number in range(20):
-            await stream.send(chunk(number))
-        stream.close()
-        stream.close()
-        await expect_over(stream)
-        assert [await received.get() for _ in range(21)] == [*range(20), -1]
-
-    play(scenario)
+    stream = await stream_to(world, slow)
+    for number in range(20):
+        await stream.send(chunk(number))
+    stream.close()
+    stream.close()
+    await expect_over(stream)
+    assert [await received.get() for _ in range(21)] == [*range(20), -1]
 
 
-def test_the_other_side_may_close_too(play: Play) -> None:
+async def test_the_other_side_may_close_too(world: World) -> None:
     async def brief(purpose: Purpose, stream: Stream) -> None:
         await stream.receive()
         for number in range(20):
@@ -115,31 +100,23 @@ def test_the_other_side_may_close_too(play: Play) -> None:
         stream.close()
         await expect_over(stream)
 
-    async def scenario(world: World) -> None:
-        a, b = await world.peer(nobody), await world.peer(brief)
-        stream = await a.transport.connect(b.peer_id, b.addresses, Purpose.MEET)
-        await stream.send(chunk(0))
-        assert [await number_of(stream) for _ in range(20)] == list(range(20))
-        await expect_over(stream)
-        stream.close()
-
-    play(scenario)
+    stream = await stream_to(world, brief)
+    await stream.send(chunk(0))
+    assert [await number_of(stream) for _ in range(20)] == list(range(20))
+    await expect_over(stream)
+    stream.close()
 
 
-def test_closing_ends_a_waiting_receive(play: Play) -> None:
-    async def scenario(world: World) -> None:
-        a, b = await world.peer(nobody), await world.peer(echo)
-        stream = await a.transport.connect(b.peer_id, b.addresses, Purpose.MEET)
-        waiting = asyncio.create_task(stream.receive())
-        await asyncio.sleep(0.05)
-        stream.close()
-        with pytest.raises(PeerGone):
-            await waiting
-
-    play(scenario)
+async def test_closing_ends_a_waiting_receive(world: World) -> None:
+    stream = await stream_to(world, echo)
+    waiting = asyncio.create_task(stream.receive())
+    await asyncio.sleep(0.05)
+    stream.close()
+    with pytest.raises(PeerGone):
+        await waiting
 
 
-def test_large_answers_pass_beside_the_messages_once_there_is_a_bulk_stream(play: Play) -> None:
+async def test_large_answers_pass_beside_the_messages_once_there_is_a_bulk_stream(world: World) -> None:
     data = bytes(range(256)) * (MIB // 256)
 
     async def give(purpose: Purpose, stream: Stream) -> None:
@@ -150,28 +127,24 @@ def test_large_answers_pass_beside_the_messages_once_there_is_a_bulk_stream(play
                 await stream.send_bytes(memoryview(data)[begin : begin + CHUNK])
         await expect_over(stream)
 
-    async def scenario(world: World) -> None:
-        a, b = await world.peer(nobody), await world.peer(give)
-        stream = await a.transport.connect(b.peer_id, b.addresses, Purpose.FETCH)
-        assert stream.answer_bytes == CHUNK_BYTES
-        await stream.open_bulk()
-        assert stream.answer_bytes == ANSWER_BYTES
-        for turn in range(3):
-            await stream.send(chunk(turn))
-            taken = bytearray(MIB)
-            assert await number_of(stream) == turn
-            await stream.receive_into(memoryview(taken)[:1000])
-            await stream.receive_into(memoryview(taken)[1000:])
-            assert taken == data
-        assert stream.bytes_received > 3 * MIB
-        stream.close()
-        with pytest.raises(PeerGone):
-            await stream.receive_into(memoryview(taken))
-
-    play(scenario)
+    stream = await stream_to(world, give, Purpose.FETCH)
+    assert stream.answer_bytes == CHUNK_BYTES
+    await stream.open_bulk()
+    assert stream.answer_bytes == ANSWER_BYTES
+    for turn in range(3):
+        await stream.send(chunk(turn))
+        taken = bytearray(MIB)
+        assert await number_of(stream) == turn
+        await stream.receive_into(memoryview(taken)[:1000])
+        await stream.receive_into(memoryview(taken)[1000:])
+        assert taken == data
+    assert stream.bytes_received > 3 * MIB
+    stream.close()
+    with pytest.raises(PeerGone):
+        await stream.receive_into(memoryview(taken))
 
 
-def test_large_chunks_pass_beside_the_messages_in_their_order(play: Play) -> None:
+async def test_large_chunks_pass_beside_the_messages_in_their_order(world: World) -> None:
     """Without a bulk stream the same chunks are messages."""
     sizes = (1, CHUNK, 100, BESIDE_BYTES - 1, BESIDE_BYTES, CHUNK)
 
@@ -182,33 +155,25 @@ def test_large_chunks_pass_beside_the_messages_in_their_order(play: Play) -> Non
             await stream.send_chunk(message)
         await expect_over(stream)
 
-    async def scenario(world: World) -> None:
-        a, b = await world.peer(nobody), await world.peer(repeat)
-        stream = await a.transport.connect(b.peer_id, b.addresses, Purpose.PASS)
-        for _ in range(2):
-            sent = [chunk(number, size) for number, size in enumerate(sizes)]
-            for one in sent:
-                await stream.send_chunk(one)
-            assert [await stream.receive() for _ in sizes] == sent
-            await stream.open_bulk()
-        stream.close()
-
-    play(scenario)
+    stream = await stream_to(world, repeat, Purpose.PASS)
+    for _ in range(2):
+        sent = [chunk(number, size) for number, size in enumerate(sizes)]
+        for one in sent:
+            await stream.send_chunk(one)
+        assert [await stream.receive() for _ in sizes] == sent
+        await stream.open_bulk()
+    stream.close()
 
 
-def test_a_chunk_beside_a_stream_that_has_no_bulk_stream_ends_it(play: Play) -> None:
-    async def scenario(world: World) -> None:
-        a, b = await world.peer(nobody), await world.peer(echo)
-        stream = await a.transport.connect(b.peer_id, b.addresses, Purpose.PASS)
-        await stream.send(ChunkBeside(Part.GRADIENT, 0, CHUNK))
-        with pytest.raises(PeerGone):
-            await stream.receive()
-        stream.close()
-
-    play(scenario)
+async def test_a_chunk_beside_a_stream_that_has_no_bulk_stream_ends_it(world: World) -> None:
+    stream = await stream_to(world, echo, Purpose.PASS)
+    await stream.send(ChunkBeside(Part.GRADIENT, 0, CHUNK))
+    with pytest.raises(PeerGone):
+        await stream.receive()
+    stream.close()
 
 
-def test_a_chunk_beside_a_stream_whose_bytes_do_not_come_ends_it(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_chunk_beside_a_stream_whose_bytes_do_not_come_ends_it(monkeypatch: pytest.MonkeyPatch, world: World) -> None:
     """Else a stranger holds a place among the inbound streams for ever."""
     monkeypatch.setattr(transport, "BULK_S", 0.2)
     ended: asyncio.Queue[str] = asyncio.Queue()
@@ -218,13 +183,9 @@ def test_a_chunk_beside_a_stream_whose_bytes_do_not_come_ends_it(play: Play, mon
             await stream.receive()
         ended.put_nowait("ended")
 
-    async def scenario(world: World) -> None:
-        a, b = await world.peer(nobody), await world.peer(wait)
-        stream = await a.transport.connect(b.peer_id, b.addresses, Purpose.MEET)
-        await stream.open_bulk()
-        await stream.send(ChunkBeside(Part.GRADIENT, 0, CHUNK))
-        async with asyncio.timeout(10):
-            await ended.get()
-        stream.close()
-
-    play(scenario)
+    stream = await stream_to(world, wait)
+    await stream.open_bulk()
+    await stream.send(ChunkBeside(Part.GRADIENT, 0, CHUNK))
+    async with asyncio.timeout(10):
+        await ended.get()
+    stream.close()
