@@ -83,8 +83,9 @@ class MergeGate:
     A gap is the partner's message minus our own. It grows with the steps that both peers have made since they last agreed, directly or
     through other peers. A peer knows its own part of that, its `reach`: the lengths of its own pseudo-gradients since then, added up,
     solo steps included. A meeting halves the reach and adds half of what the gap shows of the partner's; with a slower partner, which is
-    merged in part, it takes that part of a half away. Clock steps that were not trained here count as if the peer had moved. Peers that train alike have similar reaches: training explains a gap of `LIMIT`
-    reaches, unless the gap leads back along our own movement by more than `BACK`.
+    merged in part, it takes that part of a half away. Clock steps that were not trained here count as if the peer had moved. Peers that
+    train alike have similar reaches: training explains a gap of `LIMIT` reaches, unless the gap leads back along our own movement by more
+    than `BACK`.
 
     A peer that was away, alone for long, or in the other half of a network split is farther off; from a new peer all peers are. For these
     cases a peer has an `allowance`: the part of a gap that the reach does not explain is taken from it. It grows again by a tenth of
