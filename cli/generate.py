@@ -12,7 +12,7 @@ from gossamer.peer.machine.extras import need_extra
 from gossamer.peer.machine.home import Home
 
 Prompt = Annotated[
-    str, typer.Argument(metavar="PROMPT", help="Text to continue; in a run on chats, what the user says", show_default=False)
+    str, typer.Argument(metavar="PROMPT", help="Text to continue; in a run on chats, what the user says.", show_default=False)
 ]
 Tokens = Annotated[int, typer.Option("--tokens", metavar="N", min=1, help="Tokens to write, at most as many as a sequence of the run has.")]
 Temperature = Annotated[

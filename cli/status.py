@@ -142,7 +142,8 @@ def expected_text(answer: StatusObject) -> str:
     expected = answer["expected_traffic"]
     if not expected or not expected["is_measured"]:
         return ""
-    up, down = bytes_text(expected["day_bytes"]), bytes_text(expected["day_received"])
+    up, received = bytes_text(expected["day_bytes"]), expected["day_received"]
+    down = up if received is None else bytes_text(received)
     use = "" if expected["use"] is None else f"; the line feeds {percent_text(expected['use'])} of the device"
     return f"; a whole day of training: {up} up and {'as much' if up == down else down} down{use}"
 

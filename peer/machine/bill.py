@@ -5,6 +5,7 @@ The bytes come from the interval between meetings (peer/trainer/interval.py), wh
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import dataclass
 from typing import Final
@@ -64,5 +65,6 @@ def bill(expected: TrafficExpected, config: LocalSettings) -> Bill:
     """Return the bill of a peer with these settings."""
     cores = config.threads or os.cpu_count() or 1
     hours = Schedule.from_text(config.schedule).hours_a_day
+    received = expected.day_bytes if math.isnan(expected.day_received) else expected.day_received
     steps = expected.inner_steps, expected.step_s
-    return Bill(expected.day_bytes, expected.day_received, expected.day_hops, *steps, expected.is_measured, hours, cores)
+    return Bill(expected.day_bytes, received, expected.day_hops, *steps, expected.is_measured, hours, cores)

@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, dataclass_tran
 
 from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
 
+from gossamer.peer.machine.renamed_events import renamed
+
 if TYPE_CHECKING:
     from gossamer.protocol.run.manifest import AnyManifest
 
@@ -211,8 +213,8 @@ class TrafficExpected(Stamped):
     inner_steps: int  # the interval
     step_s: Figure  # duration of an inner step, without work included
     is_measured: bool  # whether step_s is; else it is assumed, and the line too
-    day_received: Figure  # received likewise
-    day_hops: Figure  # of day_bytes, in hops
+    day_received: Figure = math.nan  # received likewise; null in what earlier builds wrote: as many as sent
+    day_hops: Figure = 0.0  # of day_bytes, in hops
     use: Figure = math.nan  # in a staged run, the share of the device that the line can feed; null: not known
 
 
@@ -485,9 +487,9 @@ def to_line(event: Event) -> bytes:
 
 
 def from_line(line: bytes) -> Event | None:
-    """Read an event back; None for a torn line, or for an event of another version."""
+    """Read an event back, also by its names of before; None for a torn line, or for an event of another version."""
     with contextlib.suppress(ValidationError):
-        return _LINES.validate_json(line)
+        return _LINES.validate_json(renamed(line))
     return None
 
 

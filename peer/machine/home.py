@@ -74,6 +74,9 @@ class Home:
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
             need_private(self.path, "the home")
             self.checkpoints.mkdir(mode=0o700, exist_ok=True)
+            for file in (self.events, self.log, self.status, self.running, self.peers, self.config, self.revocations, self.traffic):
+                with contextlib.suppress(FileNotFoundError):
+                    file.chmod(0o600)  # an earlier release left what the umask allowed
             with tempfile.TemporaryFile(dir=self.path, buffering=0) as probe:
                 probe.write(b"x")  # one byte: an empty file succeeds on a full disk
         except FileExistsError as error:

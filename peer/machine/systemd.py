@@ -11,6 +11,7 @@ import os
 import re
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -82,6 +83,10 @@ def unit_file(home: Path) -> Path:
     """Return the path of the unit of this home; each home has its own, whatever its letters and signs."""
     folder = Path(os.environ.get("XDG_CONFIG_HOME") or "~/.config").expanduser() / "systemd" / "user"
     place = re.sub(r"[^A-Za-z0-9]+", "-", str(home)).strip("-")
+    with suppress(OSError):  # none, or its name is too long
+        earlier = folder / f"gossamer-{place}.service"  # as an earlier release has named it, for several homes
+        if f"\nReadWritePaths={_quoted(home)}\n" in earlier.read_text():
+            return earlier
     return folder / f"gossamer-{place[-NAME_CHARS:].lstrip('-')}-{hashlib.sha256(os.fsencode(home)).hexdigest()[:8]}.service"
 
 

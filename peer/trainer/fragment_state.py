@@ -138,8 +138,8 @@ class MergeGate:
         return {**asdict(self._bounds), "gaps": list(self._bounds.gaps)}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state` returned."""
-        self._bounds = Bounds(state["reach"], state["allowance"], tuple(state["gaps"]))
+        """Restore what `state` returned, now or before there were `gaps`."""
+        self._bounds = Bounds(state["reach"], state["allowance"], tuple(state.get("gaps", ())))
 
     def _explained(self, own: Lengths) -> float:
         reach, gaps = self._bounds.reach + own.moved, self._bounds.gaps

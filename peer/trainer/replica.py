@@ -209,7 +209,7 @@ class Replica:
                 raise ValueError(f"fragment {index} has {slow.numel()} values, this model's {fragment.slow.numel()}")
             fragment.replace(slow, momentum)
         self.global_step, self.own_steps, self.tokens = state["clock_steps"], state["own_steps"], state["tokens"]
-        self._clock_budget.steps = state["may_follow_steps"]
+        self._clock_budget.steps = state.get("may_follow_steps", 0)  # a checkpoint of before this bound has none
         self._joined = (state["joined"][0], state["joined"][1])
         self._is_founder = state["is_founder"]
         self.countdown.restore(state["countdown"])
@@ -217,7 +217,7 @@ class Replica:
         for fragment, since, gate in zip(self.fragments, outer["since"], outer["gate"], strict=True):
             fragment.since = Since(**since)
             fragment.gate.restore(gate)
-        self.probe_gate.restore(outer["gains"])
+        self.probe_gate.restore(outer.get("gains", []))  # a checkpoint of before the probe has none
         self.applied = dict.fromkeys(outer["applied"])
         self.program.restore(tensors, state)
 

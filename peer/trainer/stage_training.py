@@ -69,7 +69,7 @@ class StageProgram(LoopProgram):
         """Restore also these."""
         super().restore(tensors, state)
         self.inner.added = state["added"]
-        self.inner.next_window = state["window"]
+        self.inner.next_window = state.get("window", 0)  # a checkpoint of before this number has none
 
     def forget_optimizer(self) -> None:
         """Clear the optimizer's state, and the gradient so far, which is one of other weights."""

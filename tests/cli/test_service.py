@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import time
 from pathlib import Path
@@ -106,6 +107,14 @@ def test_two_homes_have_two_services() -> None:
     homes = ["/home/a/.gossamer", "/home/a/second", "/home/a/gossamer", "/home/a/\u00e4", "/home/a/\u00f6", f"/home/{'long/' * 60}a"]
     files = {unit_file(Path(home)) for home in homes}
     assert len(files) == len(homes) and max(len(file.name) for file in files) < 255
+
+
+def test_a_service_of_an_earlier_release_keeps_its_name(shell: Shell, systemctl: Path) -> None:
+    shell("service", "install", invite())
+    earlier = unit_file(shell.home).parent / f"gossamer-{re.sub('[^A-Za-z0-9]+', '-', str(shell.home)).strip('-')}.service"
+    unit_file(shell.home).rename(earlier)
+    assert unit_file(shell.home) == earlier
+    assert shell("service", "remove").code == 0 and not earlier.exists()
 
 
 def test_remove_stops_it_and_leaves_the_home(shell: Shell, systemctl: Path) -> None:

@@ -16,12 +16,15 @@ from gossamer.peer.machine.events import (
     EvalDone,
     Event,
     EventsLost,
+    FragmentSynced,
     LaneSeen,
     MeetingDone,
     MemberSeen,
     NodeSpent,
+    ResultTaken,
     SoloStep,
     StateChanged,
+    StateTransferred,
     StepDone,
     TrainerRestarted,
     from_line,
@@ -167,3 +170,36 @@ def test_a_line_that_a_full_disk_cut_short_is_lost_alone(tmp_path: Path) -> None
     assert path.read_bytes().endswith(to_line(MEETING)[:20])
     log.append(STATE)
     assert events(path) == [STATE, EventsLost(2, "File too large"), STATE]
+
+
+@pytest.mark.parametrize(("line", "event"), [
+    (
+        b'{"ts":1.0,"event":"StateCloned","donors":["12D3KooX"],"clock_steps":40,"num_bytes":8,"fetched_bytes":8,"seconds":1.5}',
+        StateTransferred(("12D3KooX",), 40, 8, 8, 1.5),
+    ),
+    (
+        b'{"ts":1.0,"event":"FragmentPulled","donor":"12D3KooX","fragment":2,"clock_steps":40,"num_bytes":8,"seconds":1.5,"reason":""}',
+        FragmentSynced("12D3KooX", 2, 40, 8, 1.5, ""),
+    ),
+    (
+        b'{"ts":1.0,"event":"MeetingDone","partner":"12D3KooX","fragment":1,"outcome":"completed","reason":"","lane":"direct",'
+        b'"bytes_sent":10,"bytes_received":20,"seconds":0.5,"round_trip_s":null}',
+        MeetingDone("12D3KooX", 1, "completed", "", "direct", 10, 20, 0.5),
+    ),
+    (
+        b'{"ts":1.0,"event":"StepDone","step":7,"clock_steps":9,"tokens":64,"loss":2.5,"learning_rate":0.1,"tokens_per_second":3.0,'
+        b'"train_s":1.0,"blocked_s":0.5,"training_cpu_s":1.0,"coding_cpu_s":0.1,"checkpoint_s":0.0,"evaluation_s":0.0}',
+        StepDone(7, 9, 64, 2.5, 0.1, 3.0, 1.0, 0.5, 1.0, 0.1),
+    ),
+    (
+        b'{"ts":1.0,"event":"ResultTaken","name":"ab","donors":["12D3KooX"],"num_bytes":8,"seconds":1.5}',
+        ResultTaken("ab", ("12D3KooX",), 8, 1.5),
+    ),
+    (
+        b'{"ts":1.0,"event":"StateChanged","state":"seeding","reason":"showing newcomers the way","way_out":"ends with `peer leave`"}',
+        StateChanged("serving", "showing newcomers the way", "ends with `peer leave`"),
+    ),
+])  # fmt: skip
+def test_a_log_of_before_the_renames_is_read(line: bytes, event: Event) -> None:
+    read = from_line(line)
+    assert read is not None and to_line(read) == to_line(dataclasses.replace(event, ts=1.0))

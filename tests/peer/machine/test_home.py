@@ -131,6 +131,16 @@ def test_no_other_file_of_the_folder_is_touched(tmp_path: Path) -> None:
     assert (tmp_path / "run.new").read_text() == "the operator's own"
 
 
+def test_files_that_an_earlier_release_left_readable_become_private(tmp_path: Path) -> None:
+    home = Home(tmp_path / "home")
+    home.create()
+    for file in (home.events, home.log, home.status, home.peers):
+        file.write_text("{}")
+        file.chmod(0o644)
+    home.create()
+    assert {stat.S_IMODE(file.stat().st_mode) for file in (home.events, home.log, home.status, home.peers)} == {0o600}
+
+
 def test_a_file_is_on_the_disk_before_it_replaces_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, found = tmp_path / "config.toml", list[tuple[bytes, bytes]]()
     path.write_bytes(b"old")
