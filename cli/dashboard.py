@@ -61,7 +61,11 @@ With = Annotated[
     ),
 ]
 ShowInvite = Annotated[
-    bool, typer.Option("--invite", help="Show an invite for anybody on the page of the run: whoever sees the page can join.")
+    bool,
+    typer.Option(
+        "--invite",
+        help="Show an invite for anybody on the page of the run: whoever sees the page can join, unless the run has a list of members.",
+    ),
 ]
 
 
