@@ -74,7 +74,7 @@ class Bounds:
 
     reach: float = 0.0  # explained by training; the movement since the last outer step comes on top
     allowance: float | None = None  # to be merged beyond that; None before the first meeting
-    gaps: tuple[float, ...] = ()  # the latest ones, in reaches, LIMIT at most
+    gaps: tuple[float, ...] = ()  # the latest ones to partners of our pace, in reaches, LIMIT at most
 
 
 class MergeGate:
@@ -122,10 +122,13 @@ class MergeGate:
         return min(1.0, share * self._explained(own) / gap) if gap else 1.0
 
     def accept(self, gap: float, own: Lengths, kept: float = 1.0, most: float = 1.0) -> None:
-        """Update the bounds after a merge of this part of a gap. `most`: what is merged at most of a partner of this pace."""
+        """Update the bounds after a merge of this part of a gap. `most`: what is merged at most of a partner of this pace.
+
+        The gap to a slower partner is of another length than that to others, and says nothing about those.
+        """
         reach, allowance, merged = self._bounds.reach + own.moved, self._allowance(own), kept * gap
         unexplained = min(allowance, max(0.0, merged - self._explained(own)))
-        gaps = (*self._bounds.gaps, min(LIMIT, gap / reach))[-LATEST:] if reach else self._bounds.gaps
+        gaps = (*self._bounds.gaps, min(LIMIT, gap / reach))[-LATEST:] if reach and most == 1.0 else self._bounds.gaps
         reach = math.hypot((1.0 - 0.5 * most) * reach, 0.5 * min(merged, reach + unexplained))
         self._bounds = Bounds(reach, allowance - unexplained, gaps)
 

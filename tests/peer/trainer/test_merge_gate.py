@@ -123,6 +123,14 @@ def test_a_meeting_with_a_slower_partner_takes_only_its_part_of_the_way_to_the_o
     assert limits == sorted(limits) and limits[-1] == pytest.approx(alone.limit(NOTHING), rel=0.1)
 
 
+def test_what_a_partner_that_says_it_is_slow_sends_back_narrows_no_limit() -> None:
+    gate = steady()
+    limit = gate.limit(NOTHING)
+    for _ in range(15):
+        gate.accept(0.0, moved(0.2), 0.0, 0.0)
+    assert gate.limit(NOTHING) > limit
+
+
 def test_two_reaches_are_honest_and_more_is_not() -> None:
     gate = steady(num_meetings=3)
     limit = gate.limit(moved(1.0))
