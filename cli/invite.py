@@ -68,7 +68,7 @@ def invite(
         raise BadSettings("an invite with --for admits one peer, so --uses does not apply", hint="leave out one of them")
     not_after_s = int(time.time()) + lifetime_s(expires)
     to = PeerId.from_text(subject) if subject else None
-    if to is not None and held_revocations(folder).name(identity.peer_id, to):
+    if to is not None and held_revocations(folder).has_revoked(identity.peer_id, to):
         hint = "it needs another key: `peer id --home DIR` prints that of another folder, from which it then joins"
         raise BadSettings(f"{to.short()} is revoked for good: no invite admits it again", hint=hint)
     terms = signed.manifest().run

@@ -123,7 +123,7 @@ _SIZES: Final = {
 }
 _RECORDS: Final = ("records", "members")  # encoded member records
 _LIMITED: Final = frozenset({*_LENGTHS, *_COUNTS, *_SIZES, *_RECORDS})
-_FIELD_NAMES: Final[dict[type, tuple[str, ...]]] = {}  # looked up for each message, which takes longer anew
+_FIELD_NAMES: Final[dict[type, tuple[str, ...]]] = {}  # of each class, kept because every message asks for them
 
 
 class Bounded:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from gossamer.peer.machine.config import PeerConfig
 from gossamer.peer.machine.home import Home, write_whole
+from gossamer.protocol.addresses import CIRCUIT
 from gossamer.protocol.errors import BadSettings
 
 _TCP = re.compile(r"/tcp/(\d+)")
@@ -76,5 +77,5 @@ def keep_port(config: PeerConfig, addresses: Sequence[str]) -> None:
 
 def own_port(config: PeerConfig, addresses: Sequence[str]) -> int:
     """Return the port in a peer's own addresses; 0 if there is none: announced addresses and a relay's do not contain it."""
-    own = (match[1] for address in addresses if "p2p-circuit" not in address and (match := _TCP.search(address)))
+    own = (match[1] for address in addresses if CIRCUIT not in address and (match := _TCP.search(address)))
     return 0 if config.announce else int(next(own, 0))

@@ -166,7 +166,7 @@ class CredentialRenewal:
         if self.terms.access != "invite" or credential is None or not self.terms.revocations.cover(me, credential):
             return
         again = "then `peer join` with that"
-        if self.terms.revocations.name(credential.issuer, me):
+        if self.terms.revocations.has_revoked(credential.issuer, me):
             again += " in another folder (--home DIR): this key is refused for good"
         raise RunRefusesUs(
             "the peer that wrote this peer's invite has revoked or closed it: no other peer of the run meets this one any more",

@@ -1,4 +1,4 @@
-"""What a host pins of its run: it tries the run before it signs the manifest.
+"""Try a run before its host signs the manifest, and return the digests that the host pins.
 
 Model and tokenizer are built without weights, and the first text is read, so that an error is said before an invite is printed. The host
 pins the digests of the layout, of the tokenizer, and of its chat template. Of a fine-tuning run, the weights under the adapter are tried

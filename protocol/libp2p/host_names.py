@@ -1,7 +1,7 @@
 """Resolve the DNS names in member records, which are untrusted: a name server of an attacker may answer nothing.
 
-Nobody can end a look-up, which then takes half a minute. So each has a daemon thread of its own: it takes none from the event loop, whose
-threads write to the disk, and the process ends without it. Each partner has one at a time.
+A look-up cannot be cancelled, and may take half a minute. So each look-up has a daemon thread of its own. The event loop keeps its threads,
+which write to the disk, and the process ends without waiting for the look-up. Each partner has one look-up at a time.
 """
 
 from __future__ import annotations

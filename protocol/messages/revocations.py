@@ -46,7 +46,7 @@ class Revocations:
         self._by_name[name] = revocation
         return True
 
-    def name(self, issuer: PeerId, peer: PeerId) -> bool:
+    def has_revoked(self, issuer: PeerId, peer: PeerId) -> bool:
         """Return whether an issuer has revoked this peer by its id: no other invite of that issuer admits it again."""
         return (issuer, peer) in self._by_name
 
