@@ -40,9 +40,10 @@ InviteFile = Annotated[
         "--invite-file",
         envvar="GOSSAMER_INVITE_FILE",
         metavar="FILE",
-        help="Read the invite from this file, or /dev/stdin; waits until there is one in it.",
+        help="Read the invite from this file, or /dev/stdin; waits until there is one in the file.",
     ),
 ]
+STDIN = Path("/dev/stdin")
 LOOK_S = 0.5  # between two looks for a file with an invite
 
 
@@ -96,10 +97,26 @@ def given_text(text: str | None, file: Path | None) -> str | None:
         raise BadInvite("the invite is empty", hint="pass the word that begins with gossamer1")
     if file is None:
         return text
+    if file == STDIN:
+        return _from_stdin()
     if not _is_written(file):
         print(f"waiting for an invite in {file}: {'it is empty' if file.exists() else 'there is no such file yet'}", file=sys.stderr)
     while not _is_written(file):
         time.sleep(LOOK_S)
+    return _read(file)
+
+
+def _from_stdin() -> str:
+    """Return what this command gets on stdin, which nobody fills later if it is closed or ends without an invite. Raises BadInvite."""
+    if sys.stdin is not None:
+        print(f"reading the invite from stdin{', until Ctrl-D' if sys.stdin.isatty() else ''}", file=sys.stderr, flush=True)
+        if text := _read(STDIN):
+            return text
+    what = "stdin is closed" if sys.stdin is None else "stdin has ended, and held no invite"
+    raise BadInvite(what, hint="pipe the invite to this command, or name the file that holds it: --invite-file FILE")
+
+
+def _read(file: Path) -> str:
     try:
         return file.read_text().strip()
     except (OSError, UnicodeDecodeError) as error:

@@ -43,6 +43,7 @@ OF_THE_MACHINE = {  # errors that its owner can correct
     errno.EISDIR: "move this folder away: a file belongs there",
 }
 _PASTED = re.compile(r"[^A-Za-z0-9]")  # what mail programs, chats and shells add to an invite
+_NEGATIVE = re.compile(r"-[\d.]")  # no option begins so
 _INVITE = re.compile(r"(gossamer)?gossamer1[a-z2-7]{100,}")  # long enough to be no other word; a link has the scheme before it
 FUNCTIONS = {  # file and function of a verb; any other verb is the function of its name in the file of its name
     "pause": ("control", "pause"), "resume": ("control", "resume"), "leave": ("control", "leave"), "watch": ("dashboard", "watch"),
@@ -64,7 +65,15 @@ class Verbs(TyperGroup):
 
 
 class Verb(TyperCommand):
-    """One verb; `--help` names its arguments without their types in Python, such as `list[Path]`."""
+    """One verb; `--help` names its arguments without their types in Python, such as `list[Path]`, and a negative number is a value."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the words after the verb; the check of an argument says what is wrong with a negative number."""
+        if "--" not in args:
+            are_values = [bool(_NEGATIVE.match(word)) and not before.startswith("-") for before, word in itertools.pairwise(["", *args])]
+            if values := [*itertools.compress(args, are_values)]:
+                args = [*(word for word, is_value in zip(args, are_values, strict=True) if not is_value), "--", *values]
+        return super().parse_args(ctx, args)
 
     def get_params(self, ctx: Any) -> list[Any]:
         """Return the options and arguments."""

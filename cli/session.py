@@ -51,7 +51,8 @@ def undone_if_it_fails(folder: Home) -> Iterator[None]:
     """Where the body fails through no bug and has neither trained nor downloaded, remove the run that it began; a new home wholly.
 
     A new home in which the run's manifest has come keeps its key: the run may have counted the key as a use of its invite. A home from
-    which an invite was issued, or from which another process runs, is left alone.
+    which an invite was issued, or from which another process runs, is left alone. After Ctrl-C only a new home from which no peer has
+    run yet is removed: any other goes on at the next start.
     """
     is_new, held = not folder.path.exists(), folder.manifest.exists()
     try:
@@ -60,20 +61,24 @@ def undone_if_it_fails(folder: Home) -> Iterator[None]:
         raise  # the home is of the peer that runs, even if that one has ended meanwhile
     except GossamerError as error:
         if error.exit_code is not ExitCode.OUR_FAULT and not held and (is_new or folder.manifest.exists()):
-            with suppress(BadSettings, OSError), folder.locked():  # the reason of the failure matters more
-                _undo(folder, is_new=is_new)
+            _undo(folder, is_new=is_new)
+        raise
+    except KeyboardInterrupt:
+        if is_new and not (folder.manifest.exists() or folder.invite.exists()):
+            _undo(folder, is_new=True)
         raise
 
 
 def _undo(folder: Home, *, is_new: bool) -> None:
-    """Remove the run that a home began, unless it has state or an invite is out; a new home wholly. Call it with the home's lock."""
-    has_state = any(place.exists() and any(place.iterdir()) for place in (folder.checkpoints, folder.downloads))
-    if has_state or folder.invites.exists():
-        return
-    has_come = folder.manifest.exists()
-    folder.manifest.unlink(missing_ok=True)
-    if is_new:
-        folder.clear(*((folder.identity, folder.credential) if has_come else ()))
+    """Remove the run that a home began, unless it has state or an invite is out; a new home wholly."""
+    with suppress(BadSettings, OSError), folder.locked():  # the reason of the failure matters more
+        has_state = any(place.exists() and any(place.iterdir()) for place in (folder.checkpoints, folder.downloads))
+        if has_state or folder.invites.exists():
+            return
+        has_come = folder.manifest.exists()
+        folder.manifest.unlink(missing_ok=True)
+        if is_new:
+            folder.clear(*((folder.identity, folder.credential) if has_come else ()))
 
 
 def hold_session(

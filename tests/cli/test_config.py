@@ -24,6 +24,13 @@ def test_a_setting_is_changed_shown_and_given_its_default_again(shell: Shell) ->
     assert "\nthreads" not in Home(shell.home).config.read_text()
 
 
+def test_a_negative_number_is_a_bad_value_and_no_option(shell: Shell) -> None:
+    result = shell("config", "threads", "-1")
+    assert result.code == 2 and "threads = '-1' is not valid" in result.complaint[0]
+    assert "'-5h' is not a duration" in shell("pause", "-5h").complaint[0], "though -h is an option"
+    assert "no such option: --unste" in shell("config", "threads", "--unste").complaint[0]
+
+
 def test_a_key_may_be_written_like_its_option_and_a_path_from_here(shell: Shell) -> None:
     assert shell("config", "checkpoint-interval-s", "30").out == "30.0\n"
     for key in ("data", "model"):

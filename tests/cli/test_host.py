@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from gossamer.cli import manifests
 from gossamer.cli.host import invite_line, run_to_host
 from gossamer.cli.manifests import changed
 from gossamer.cli.screen import PlainLines
@@ -103,6 +104,19 @@ def test_a_home_that_cannot_be_used_is_refused_before_the_run_is_tried(shell: Sh
     shell.home.write_text("")
     result = shell("host", tmp_path / "run.toml")
     assert result.code == 2 and "is not a folder" in result.complaint[0]
+
+
+@pytest.mark.parametrize("is_new", [True, False])
+def test_ctrl_c_while_a_run_is_tried_leaves_no_new_home(is_new: bool, shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(trial: str) -> str:
+        assert shell.home.exists()
+        raise KeyboardInterrupt
+
+    if not is_new:
+        shell("id")
+    monkeypatch.setattr(manifests, "_from_process", interrupted)
+    assert shell("host").code == 130
+    assert shell.home.exists() is not is_new
 
 
 @pytest.mark.usefixtures("tries_here")

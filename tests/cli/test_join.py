@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -11,7 +14,7 @@ from gossamer.peer.machine.home import Home
 from gossamer.protocol.identity import Identity, PeerId
 from gossamer.protocol.run.invite import Invite
 from gossamer.protocol.run.manifest import Manifest, SignedManifest
-from tests.cli.shell import Shell
+from tests.cli.shell import ROOT, Shell
 
 HOST = Identity(b"h" * 32)
 HOUR_S = 3600
@@ -47,6 +50,23 @@ def test_an_invite_file_may_be_empty_at_first(shell: Shell, tmp_path: Path, monk
     monkeypatch.setattr("gossamer.cli.join.time.sleep", lambda _: file.write_text(EXPIRED + "\n"))
     result = shell("join", "--invite-file", file)
     assert f"waiting for an invite in {file}: it is empty\n" in result.err and "expired" in result.complaint[0]
+
+
+@pytest.mark.parametrize(("redirection", "words"), [("<&-", "stdin is closed"), ("< empty", "stdin has ended")])
+def test_stdin_without_an_invite_is_not_waited_for(redirection: str, words: str, tmp_path: Path) -> None:
+    (tmp_path / "empty").touch()
+    peer = f"{sys.executable} -P -m gossamer.cli.main join --home home --invite-file /dev/stdin {redirection}"
+    done = subprocess.run(peer, shell=True, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
+    error, hint = done.stderr.splitlines()[-2:]
+    assert done.returncode == 2 and words in error and "--invite-file FILE" in hint
+    assert not (tmp_path / "home").exists()
+
+
+def test_an_invite_is_read_from_stdin(shell: Shell, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "invite").write_text(EXPIRED + "\n")
+    monkeypatch.setattr("gossamer.cli.join.STDIN", tmp_path / "invite")
+    result = shell("join", "--invite-file", tmp_path / "invite")
+    assert result.err.startswith("reading the invite from stdin\n") and "expired" in result.complaint[0]
 
 
 def test_an_invite_for_another_peer_is_refused(shell: Shell) -> None:

@@ -113,6 +113,16 @@ def test_a_new_home_keeps_its_key_once_the_run_has_seen_it(tmp_path: Path) -> No
     assert list(home.path.iterdir()) == [home.identity]
 
 
+@pytest.mark.parametrize("place", ["manifest", "invite"])
+def test_after_ctrl_c_a_home_from_which_a_peer_has_run_is_kept(tmp_path: Path, place: str) -> None:
+    home = Home(tmp_path / "home")
+    with pytest.raises(KeyboardInterrupt), undone_if_it_fails(home):
+        home.create()
+        vars(home)[place].write_bytes(b"of the run")
+        raise KeyboardInterrupt
+    assert vars(home)[place].exists()
+
+
 @pytest.mark.parametrize("place", ["checkpoints", "downloads"])
 def test_what_was_trained_or_downloaded_is_kept(tmp_path: Path, place: str) -> None:
     home = Home(tmp_path / "home")
