@@ -10,13 +10,14 @@ from typing import Annotated
 
 import typer
 
+from gossamer.cli.issued import show_issued
 from gossamer.cli.options import DEFAULT_HOME, HomeFolder, Json, Uses
 from gossamer.peer.machine.control_socket import ask
 from gossamer.peer.machine.held_manifest import need_manifest
 from gossamer.peer.machine.home import Home
 from gossamer.peer.machine.units import duration_s
 from gossamer.peer.swarm.address_book import AddressBook
-from gossamer.peer.swarm.issued_invites import USES, IssuedInvites
+from gossamer.peer.swarm.issued_invites import USES, IssuedInvite, IssuedInvites
 from gossamer.peer.swarm.membership import held_revocations
 from gossamer.protocol.addresses import NEAR, is_public, with_peer
 from gossamer.protocol.errors import BadSettings
@@ -25,7 +26,7 @@ from gossamer.protocol.limits import INVITE_BOOTSTRAPS
 from gossamer.protocol.run.invite import Invite
 from gossamer.protocol.run.manifest import RunManifest
 
-LIFETIME_S = 30 * 24 * 3600
+LIFETIME = "30d"
 WITHOUT_INVITES = {  # by access, whom an invite lets in where nobody needs one: it says only where the run is
     "allowlist": "for the members that the manifest lists, and for nobody else",
     "open": "for everybody: the run is open",
@@ -48,12 +49,19 @@ Also = Annotated[
 ]
 
 
+List = Annotated[
+    bool,
+    typer.Option("--list", help="Write no invite, but list those of this peer: for whom, until when, and which members have used them."),
+]
+
+
 def invite(
     home: HomeFolder = DEFAULT_HOME,
     subject: Subject = None,
     uses: Uses = None,
-    expires: Expires = "30d",
+    expires: Expires = LIFETIME,
     also: Also = None,
+    listed: List = False,
     as_json: Json = False,
 ) -> None:
     """Print an invite to the run of this peer.
@@ -64,6 +72,11 @@ def invite(
     signed = need_manifest(folder)
     identity = Identity.load_or_create(folder.identity)
     need_issuer(signed.manifest(), identity.peer_id)
+    if listed:
+        if subject or uses is not None or also or expires != LIFETIME:
+            raise BadSettings("--list writes no invite, so it takes no option of one", hint="leave out --list, or all but --json")
+        show_issued(folder, identity.peer_id, signed.run_id, as_json=as_json)
+        return
     if subject and uses is not None:
         raise BadSettings("an invite with --for admits one peer, so --uses does not apply", hint="leave out one of them")
     not_after_s = int(time.time()) + lifetime_s(expires)
@@ -75,13 +88,12 @@ def invite(
     if to is not None and terms.access == "allowlist" and str(to) not in terms.members:
         raise BadSettings(f"{to.short()} is not on the run's list of members", hint="host a new run whose manifest lists it in run.members")
     addresses = known_addresses(folder, identity.peer_id, tuple(also or ()))
-    if to is None:
-        issued = _limited(folder, identity, signed.run_id, addresses, not_after_s, uses or USES)
-    else:
-        issued = Invite.issue(identity, signed.run_id, addresses, to, not_after_s)
-    not_after_s, written = issued.credential.not_after_s, issued.to_text()
-    print(_for_whom(issued, uses or USES, terms.access), file=sys.stderr)
-    print(json.dumps({"invite": written, "run_id": signed.run_id.hex(), "not_after_s": not_after_s}) if as_json else written)
+    issued = _issue(folder, identity, signed.run_id, addresses, to, not_after_s, uses or USES)
+    name, not_after_s, written = issued.credential.name, issued.credential.not_after_s, issued.to_text()
+    back = f"; `peer revoke {name.short()}` takes it back" if terms.access == "invite" else ""
+    print(f"{_for_whom(issued, uses or USES, terms.access)}{back}", file=sys.stderr)
+    found = {"invite": written, "id": str(name), "run_id": signed.run_id.hex(), "not_after_s": not_after_s}
+    print(json.dumps(found) if as_json else written)
 
 
 def issued_to_anybody(folder: Home, identity: Identity, run_id: bytes, own: tuple[str, ...], uses: int | None) -> Invite:
@@ -92,7 +104,7 @@ def issued_to_anybody(folder: Home, identity: Identity, run_id: bytes, own: tupl
     if uses is not None and uses < 1:
         raise BadSettings(f"an invite for {uses} peers admits nobody", hint="give 1 or more")
     addresses = bootstraps(folder, identity.peer_id, own)
-    return _limited(folder, identity, run_id, addresses, int(time.time()) + LIFETIME_S, uses or USES)
+    return _issue(folder, identity, run_id, addresses, None, int(time.time() + lifetime_s(LIFETIME)), uses or USES)
 
 
 def need_issuer(manifest: RunManifest, me: PeerId) -> None:
@@ -103,12 +115,14 @@ def need_issuer(manifest: RunManifest, me: PeerId) -> None:
         )
 
 
-def _limited(folder: Home, identity: Identity, run_id: bytes, addresses: tuple[str, ...], not_after_s: int, uses: int) -> Invite:
-    """Issue an invite for anybody with limited uses. If an earlier invite is the same, the new one expires a second later."""
+def _issue(
+    folder: Home, identity: Identity, run_id: bytes, addresses: tuple[str, ...], to: PeerId | None, not_after_s: int, uses: int
+) -> Invite:
+    """Issue and note an invite, for anybody with limited uses. If an earlier invite for anybody is the same, it expires a second later."""
     while True:
-        issued = Invite.issue(identity, run_id, addresses, None, not_after_s)
-        assert issued.credential.bearer is not None
-        if IssuedInvites(folder).limit(issued.credential.bearer, uses):
+        issued = Invite.issue(identity, run_id, addresses, to, not_after_s)
+        noted = IssuedInvite(uses if to is None else None, int(time.time()), not_after_s)
+        if IssuedInvites(folder).note(issued.credential.name, noted):
             return issued
         not_after_s += 1
 

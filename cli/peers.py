@@ -38,7 +38,7 @@ def peers(home: HomeFolder = DEFAULT_HOME, forgive: Forgive = "", as_json: Json 
     folder = Home(home)
     records = records_in(folder)
     if forgive:
-        partner = named(forgive, records.peers())
+        partner = named(forgive, records.peers(), "partners with a record", "`peer peers --json` shows whole ids")
         kept = folder.forgiven.read_text() if folder.forgiven.exists() else ""
         write_whole(folder.forgiven, f"{kept}{partner}\n".encode())
         words = f"the record of {partner.short()} is forgotten within seconds while this peer runs, else at its next start"
@@ -61,12 +61,11 @@ def records_in(home: Home) -> PartnerRecords:
     return records
 
 
-def named(text: str, partners: Collection[PeerId]) -> PeerId:
-    """Return the partner with this id, or whose id ends so. Raises BadSettings."""
-    found = [partner for partner in partners if text and str(partner).endswith(text)]
+def named(text: str, known: Collection[PeerId], kind: str, hint: str) -> PeerId:
+    """Return the one of those `known` with this id, or whose id ends so. Raises BadSettings that names their kind."""
+    found = [one for one in known if text and str(one).endswith(text)]
     if len(found) != 1:
-        words = f"{len(found)} partners with a record have an id that ends in {text!r}"
-        raise BadSettings(words, hint="`peer peers --json` shows whole ids")
+        raise BadSettings(f"{len(found)} {kind} have an id that ends in {text!r}", hint=hint)
     return found[0]
 
 

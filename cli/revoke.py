@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
 from typing import Annotated
 
 import typer
@@ -18,7 +17,7 @@ from gossamer.peer.swarm.membership import keep_revocations
 from gossamer.protocol.errors import BadSettings
 from gossamer.protocol.identity import Identity, PeerId
 from gossamer.protocol.messages.revocations import Revocation
-from gossamer.protocol.run.invite import PREFIX, Invite, closing_of
+from gossamer.protocol.run.invite import PREFIX, Credential, Invite, closing_of
 from gossamer.protocol.run.manifest import SignedManifest
 
 SHORT_ID = 6  # characters of an id, as other commands show it
@@ -26,9 +25,9 @@ SHORT_ID = 6  # characters of an id, as other commands show it
 What = Annotated[
     str,
     typer.Argument(
-        metavar="INVITE|PEERID",
-        help="An invite that this peer wrote (revokes every member that joined with it), "
-        "or the id of one member: whole, or the last six characters.",
+        metavar="INVITE|ID",
+        help="An invite that this peer wrote (revokes every member that joined with it): its text, or its id (`peer invite --list`). "
+        "Or the id of one member. Of an id, the last six characters will do.",
     ),
 ]
 
@@ -48,10 +47,11 @@ def revoke(what: What, home: HomeFolder = DEFAULT_HOME, keep_members: KeepMember
     folder = Home(home)
     signed, identity = need_manifest(folder), Identity.load_or_create(folder.identity)
     need_issuer(signed, identity.peer_id)
-    admitted = IssuedInvites(folder).admitted()
+    issued = IssuedInvites(folder)
     if len(what) == SHORT_ID:
-        what = str(named(what, {*admitted, *records_in(folder).peers()}))
-    names, words = find_member(what, signed.run_id, identity.peer_id, admitted, keep_members=keep_members)
+        known = {*issued.noted(), *issued.admitted(), *records_in(folder).peers()}
+        what = str(named(what, known, "invites or members", "`peer invite --list` and `peer run` show their ids"))
+    names, words = find_member(what, signed.run_id, identity.peer_id, issued, keep_members=keep_members)
     signed_now = [Revocation(signed.run_id, identity.peer_id, name, int(time.time())).signed(identity) for name in names]
     are_new = keep_revocations(folder, signed_now)
     if as_json:
@@ -73,34 +73,42 @@ def need_issuer(signed: SignedManifest, me: PeerId) -> None:
         )
 
 
-def find_member(
-    what: str, run_id: bytes, me: PeerId, admitted: Mapping[PeerId, PeerId], *, keep_members: bool = False
-) -> tuple[list[PeerId], str]:
-    """Return the names to revoke and the sentence that says what that means. Raises BadInvite and BadSettings.
+def find_member(what: str, run_id: bytes, me: PeerId, issued: IssuedInvites, *, keep_members: bool = False) -> tuple[list[PeerId], str]:
+    """Return the names to revoke and the sentence that says what that means. Raises BadInvite and BadSettings."""
+    if what.strip().lower().startswith(PREFIX):
+        credential = _own_credential(what, run_id, me)
+        bearer, peer = credential.bearer, credential.subject
+    else:
+        name = PeerId.from_text(what)
+        bearer, peer = (name, None) if name in {*issued.uses(), *issued.admitted().values()} else (None, name)
+    if bearer is not None:
+        if keep_members:
+            return [closing_of(bearer)], "the invite is closed; its members stay"
+        return [bearer], "the invite is revoked, and so is every membership that came from it"
+    assert peer is not None
+    if keep_members:
+        words = f"--keep-members closes an invite for anybody, and {peer.short()} is one peer"
+        raise BadSettings(words, hint="name an invite (`peer invite --list`), or leave out --keep-members to end this membership")
+    return _peer(peer, issued)
 
-    `admitted`: the bearer key of the invite by which each peer came, as far as this peer knows.
-    """
-    if not what.strip().lower().startswith(PREFIX):
-        return _peer(PeerId.from_text(what), admitted)
-    invite = Invite.from_text(what)
+
+def _own_credential(text: str, run_id: bytes, me: PeerId) -> Credential:
+    """Return the credential in an invite to this run that this peer wrote. Raises BadInvite and BadSettings."""
+    invite = Invite.from_text(text)
     if invite.run_id != run_id:
         raise BadSettings("the invite is for another run than this home's", hint="--home DIR names another folder")
-    credential = invite.credential
-    if credential.issuer != me:
-        raise BadSettings(f"the invite was written by {credential.issuer}", hint="only that peer can take it back")
-    if credential.subject is not None:
-        return [credential.subject], f"the invite for {credential.subject.short()} is revoked"
-    assert credential.bearer is not None
-    if keep_members:
-        return [closing_of(credential.bearer)], "the invite is closed; its members stay"
-    return [credential.bearer], "the invite is revoked, and so is every membership that came from it"
+    if invite.credential.issuer != me:
+        raise BadSettings(f"the invite was written by {invite.credential.issuer}", hint="only that peer can take it back")
+    return invite.credential
 
 
-def _peer(peer: PeerId, admitted: Mapping[PeerId, PeerId]) -> tuple[list[PeerId], str]:
-    bearer = admitted.get(peer)
-    if bearer is None:
-        advice = "if it has an invite for anybody, revoke that too, or it returns under another key"
-        return [peer], f"{peer.short()} is no longer a member; {advice}"
-    num_others = list(admitted.values()).count(bearer) - 1
-    stay = f"other peers that came by it and stay: {num_others}"
-    return [peer, closing_of(bearer)], f"{peer.short()} is no longer a member, and its invite is closed ({stay})"
+def _peer(peer: PeerId, issued: IssuedInvites) -> tuple[list[PeerId], str]:
+    admitted = issued.admitted()  # by the bearer key of the invite by which each came
+    if (bearer := admitted.get(peer)) is not None:
+        num_others = list(admitted.values()).count(bearer) - 1
+        stay = f"other peers that came by it and stay: {num_others}"
+        return [peer, closing_of(bearer)], f"{peer.short()} is no longer a member, and its invite is closed ({stay})"
+    if peer in issued.noted():
+        return [peer], f"the invite for {peer.short()} and its membership are revoked: no other invite admits this key"
+    advice = "if it has an invite for anybody, revoke that too, or it returns under another key"
+    return [peer], f"{peer.short()} is no longer a member; {advice}"

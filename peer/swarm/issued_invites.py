@@ -1,4 +1,4 @@
-"""An issuer's records of its invites for anybody: how many peers each may admit, and which it has admitted.
+"""An issuer's records of its invites: for whom each is and until when, how many peers it may admit, and which it has admitted.
 
 An invite for anybody can be used offline by any number of keys. Its issuer's peer therefore gives each key that shows it a credential in
 that key's own name, and closes the invite once its uses are taken. Closing ends what rests on the invite alone, not what is in a name.
@@ -10,10 +10,11 @@ import contextlib
 import json
 import logging
 import os
+import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, Self, TypeVar
 
 from gossamer.peer.machine.home import Home, write_whole
 from gossamer.protocol.errors import GossamerError
@@ -25,7 +26,29 @@ V = TypeVar("V")
 
 USES: Final = 16  # of an invite for anybody, unless its issuer says otherwise
 MAX_ADMITTED: Final = 4096  # keys cost nothing; the oldest are forgotten, but stay members
+KEPT_S: Final = 90 * 24 * 3600  # after its expiry, for `peer invite --list`
 LAST_ROUNDS: Final = 10  # for which a full invite stays open, so that members that rest on it come for a credential in their name
+
+
+@dataclass(frozen=True, slots=True)
+class IssuedInvite:
+    """What is noted of an invite. Its text, a secret, is not: to revoke it takes its name alone."""
+
+    uses: int | None  # how many peers it may admit; None: the one that it names
+    issued_s: int | None = None  # Unix seconds; None: an earlier release has noted the uses alone
+    expires_s: int | None = None
+
+    @classmethod
+    def from_json(cls, found: Any) -> Self:
+        """Read a value of the file. Raises KeyError, TypeError or ValueError."""
+        if not isinstance(found, dict):
+            return cls(int(found))
+        uses, issued_s, expires_s = (None if found[key] is None else int(found[key]) for key in ("uses", "issued_s", "expires_s"))
+        return cls(uses, issued_s, expires_s)
+
+    def is_long_over(self, now_s: float) -> bool:
+        """Whether it expired so long ago that nobody asks for it."""
+        return self.expires_s is not None and self.expires_s + KEPT_S < now_s
 
 
 class IssuedInvites:
@@ -33,21 +56,31 @@ class IssuedInvites:
 
     def __init__(self, home: Home) -> None:
         self._home = home
-        self._limits = _Table(home.invites, int, "its invites have no limit")
+        self._noted = _Table(home.invites, IssuedInvite.from_json, "its invites have no limit, and are not listed")
         self._members = _Table(home.members, PeerId.from_text, "the members so far do not count towards the limit of their invite")
         self._rounds: dict[PeerId, int] = {}  # for which an invite has been full, by its bearer key
 
-    def uses(self) -> dict[PeerId, int]:
-        """Return how many peers each invite may admit, by its bearer key; those without a limit are not listed."""
-        return self._limits.read()
+    def noted(self) -> dict[PeerId, IssuedInvite]:
+        """Return the invites by the name that revokes each: its bearer key, or the peer that it is for; the oldest first."""
+        return self._noted.read()
 
-    def limit(self, bearer: PeerId, uses: int) -> bool:
-        """Note how many peers an invite may admit; return False, and note nothing, for an invite that is noted already. Raises OSError."""
+    def uses(self) -> dict[PeerId, int]:
+        """Return how many peers each invite for anybody may admit, by its bearer key; those without a limit are not listed."""
+        return {name: invite.uses for name, invite in self.noted().items() if invite.uses is not None}
+
+    def note(self, name: PeerId, invite: IssuedInvite) -> bool:
+        """Note an invite; return False, and note nothing, for an invite for anybody that is noted already. Raises OSError.
+
+        Of several invites for one peer, the last date counts. What expired long ago, and has admitted nobody by its key, is forgotten.
+        """
         with self._home.updating():
-            limits = self.uses()
-            if bearer in limits:
-                return False
-            self._limits.write(limits | {bearer: uses})
+            noted, used, now_s = self.noted(), {*self.admitted().values()}, time.time()
+            if (before := noted.pop(name, None)) is not None:
+                if invite.uses is not None:
+                    return False
+                invite = replace(invite, expires_s=max(invite.expires_s or 0, before.expires_s or 0))
+            kept = {other: one for other, one in noted.items() if other in used or not one.is_long_over(now_s)}
+            self._noted.write(kept | {name: invite})
         return True
 
     def admitted(self) -> dict[PeerId, PeerId]:
@@ -106,10 +139,14 @@ class _Table(Generic[V]):
             self._version, self._read = None, {}
         except OSError as error:  # too many open files, say: what was read last stands, and the next call tries again
             log.warning("%s cannot be read now: %s", self.file, error.strerror)
-        except (ValueError, RecursionError, TypeError, AttributeError, GossamerError):
+        except (ValueError, KeyError, RecursionError, TypeError, AttributeError, GossamerError):
             log.warning("%s is damaged: %s; restore the file, or delete it", self.file, self.without)
         return dict(self._read)
 
     def write(self, values: dict[PeerId, V]) -> None:
         """Replace the file. Raises OSError."""
-        write_whole(self.file, json.dumps({str(peer): value for peer, value in values.items()}, default=str).encode())
+        write_whole(self.file, json.dumps({str(peer): value for peer, value in values.items()}, default=_json).encode())
+
+
+def _json(value: object) -> object:
+    return asdict(value) if isinstance(value, IssuedInvite) else str(value)

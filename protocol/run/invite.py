@@ -58,6 +58,13 @@ class Credential(Signed):
         return bool(self.signature) and (self.subject is not None or bool(self.bearer_signature))
 
     @property
+    def name(self) -> PeerId:
+        """The name under which an issuer revokes an invite with this credential: the named peer, or the bearer key."""
+        name = self.subject or self.bearer
+        assert name is not None  # __post_init__
+        return name
+
+    @property
     def closing(self) -> PeerId | None:
         """The name under which an issuer revokes what rests on an invite for anybody alone; None for a named peer's credential."""
         return closing_of(self.bearer) if self.subject is None and self.bearer is not None else None

@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 from gossamer.cli.invite import issued_to_anybody, lifetime_s
+from gossamer.peer.machine.events import MemberSeen
 from gossamer.peer.machine.home import Home
+from gossamer.peer.machine.run_view import MemberView, RunView
 from gossamer.peer.swarm.address_book import AddressBook
 from gossamer.peer.swarm.issued_invites import USES, IssuedInvites
 from gossamer.protocol.errors import BadSettings
@@ -21,7 +23,7 @@ from gossamer.protocol.run.manifest import Manifest, SignedManifest
 from tests.cli.running import ADDRESS, Running
 from tests.cli.shell import Shell
 
-OTHER = Identity(b"o" * 32).peer_id
+OTHER, GUEST, STRANGER = (Identity(letter * 32).peer_id for letter in (b"o", b"g", b"s"))
 
 
 @pytest.fixture
@@ -146,6 +148,54 @@ def test_an_invite_for_anybody_is_limited_and_says_so(shell: Shell, me: PeerId) 
         bearer = Invite.from_text(result.out).credential.bearer
         assert bearer is not None and IssuedInvites(Home(shell.home)).uses()[bearer] == uses
         assert f"up to {uses} peers" in result.err
+
+
+def seen(home: Home, peer: PeerId) -> None:
+    """Let the home's peer have seen a member in its run."""
+    view = RunView(members={str(peer): MemberView(MemberSeen(str(peer), "training", 1, 9.0, 5, 100), 1.0, 1.0)})
+    home.run.write_text(json.dumps(view.to_record()))
+
+
+def test_the_list_says_of_each_invite_for_whom_it_is_who_has_used_it_and_whether_it_is_open(shell: Shell, me: PeerId) -> None:
+    home = Home(shell.home)
+    assert "has issued no invite" in shell("invite", "--list").out
+    remember(shell.home, OTHER)
+    written = [
+        json.loads(shell("invite", "--json", *words).out) for words in ((), ("--uses", "1"), ("--expires", "1s"), ("--for", str(OTHER)))
+    ]
+    first, second, *_ = names = [PeerId.from_text(one["id"]) for one in written]
+    assert IssuedInvites(home).admit(GUEST, first) and IssuedInvites(home).admit(STRANGER, second)
+    seen(home, OTHER)
+    shell("revoke", str(GUEST))
+    home.invites.write_text(home.invites.read_text().replace(f'"expires_s": {written[2]["not_after_s"]}', '"expires_s": 9'))
+    answer = json.loads(shell("invite", "--list", "--json").out)
+    assert answer["run_id"] == written[0]["run_id"]
+    assert [(row["for"], row["uses"], row["state"]) for row in answer["invites"]] == [
+        (None, USES, "closed"), (None, 1, "used up"), (None, USES, "expired"), (str(OTHER), 1, "open")
+    ]  # fmt: skip
+    assert [row["members"] for row in answer["invites"]] == [
+        [{"peer_id": str(GUEST), "is_revoked": True}],
+        [{"peer_id": str(STRANGER), "is_revoked": False}],
+        [],
+        [{"peer_id": str(OTHER), "is_revoked": False}],
+    ]
+    assert all(abs(row["issued"] - time.time()) < 60 for row in answer["invites"])
+    assert [row["expires"] for row in answer["invites"]] == [*(one["not_after_s"] for one in written[:2]), 9, written[3]["not_after_s"]]
+    lines = shell("invite", "--list").out.splitlines()
+    assert [line.split()[0] for line in lines[1:5]] == [name.short() for name in names]
+    assert f"{GUEST.short()} (revoked)" in lines[1] and "1 of 16" in lines[1] and "one peer" in lines[4]
+
+
+def test_an_invite_of_an_earlier_release_is_listed_without_dates(shell: Shell, me: PeerId) -> None:
+    Home(shell.home).invites.write_text(json.dumps({str(OTHER): 3}))
+    [row] = json.loads(shell("invite", "--list", "--json").out)["invites"]
+    assert (row["id"], row["uses"], row["issued"], row["expires"], row["state"]) == (str(OTHER), 3, None, None, "open")
+    assert "0 of 3  -  " in shell("invite", "--list").out
+
+
+def test_a_list_writes_no_invite(shell: Shell, me: PeerId) -> None:
+    assert "--list writes no invite" in shell("invite", "--list", "--for", str(OTHER)).complaint[0]
+    assert not Home(shell.home).invites.exists()
 
 
 def test_an_invite_for_one_peer_has_no_number_of_uses(shell: Shell, me: PeerId) -> None:

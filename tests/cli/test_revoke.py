@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import time
 
+import pytest
+
 from gossamer.peer.machine.home import Home
 from gossamer.peer.swarm.issued_invites import IssuedInvites
 from gossamer.protocol.identity import Identity, PeerId
@@ -49,8 +51,22 @@ def test_revoking_a_member_closes_the_invite_for_anybody_by_which_it_came(shell:
 
 def test_a_member_is_named_as_other_commands_show_it(shell: Shell, host: Identity) -> None:
     IssuedInvites(Home(shell.home)).admit(GUEST.peer_id, STRANGER.peer_id)
-    assert "0 partners" in shell("revoke", "abcdef").complaint[0]
+    assert "0 invites or members" in shell("revoke", "abcdef").complaint[0]
     assert shell("revoke", str(GUEST.peer_id)[-6:]).code == 0
+    assert GUEST.peer_id in revoked(shell)
+
+
+@pytest.mark.parametrize("num_chars", [6, 52], ids=["short", "whole"])
+def test_an_invite_whose_text_is_lost_is_revoked_by_its_id(num_chars: int, shell: Shell, host: Identity) -> None:
+    first, second, third = (
+        json.loads(shell("invite", "--json", "--also", ADDRESS, *words).out)["id"] for words in ((), (), ("--for", str(GUEST.peer_id)))
+    )
+    assert "every membership that came from it" in shell("revoke", first[-num_chars:]).out
+    assert "its members stay" in shell("revoke", second[-num_chars:], "--keep-members").out
+    assert revoked(shell) == {PeerId.from_text(first), closing_of(PeerId.from_text(second))}
+    refused = shell("revoke", third[-num_chars:], "--keep-members")
+    assert refused.code == 2 and "is one peer" in refused.complaint[0]
+    assert f"the invite for {GUEST.peer_id.short()} and its membership are revoked" in shell("revoke", third[-num_chars:]).out
     assert GUEST.peer_id in revoked(shell)
 
 

@@ -31,6 +31,9 @@ PASSPHRASE = "correct horse battery"
 KEPT = {
     "identity.key": b"a key",
     "config.toml": b'max_upload = "5 Mbit/s"\n',
+    "invites.json": b"{}",
+    "members.json": b"{}",
+    "revocations": b"of members",
     "journal": bytes(range(256)),
     "stage": b"2\n",
     "stage-left": b"1\n",

@@ -16,7 +16,7 @@ from gossamer.peer.node import credential_renewal as module
 from gossamer.peer.node.credential_renewal import DAY_S, CredentialRenewal, latest_credential, membership_warning
 from gossamer.peer.swarm import membership
 from gossamer.peer.swarm.address_book import AddressBook
-from gossamer.peer.swarm.issued_invites import IssuedInvites
+from gossamer.peer.swarm.issued_invites import IssuedInvite, IssuedInvites
 from gossamer.peer.swarm.membership import Membership, OwnCredential
 from gossamer.peer.sync import server
 from gossamer.peer.sync.server import MEMBER_S, FetchServer
@@ -238,7 +238,7 @@ async def test_an_invite_for_anybody_closes_when_its_uses_are_taken(monkeypatch:
     host.identity = HOST
     bearer = credential_of(swarm, HOST, 0).bearer
     assert bearer is not None
-    IssuedInvites(host.home).limit(bearer, 2)
+    IssuedInvites(host.home).note(bearer, IssuedInvite(2))
     host.start()
     for peer in members:
         peer.join_with(credential_of(swarm, peer.identity, 0)).start()
@@ -263,7 +263,7 @@ async def test_a_full_disk_ends_no_issuer_that_closes_an_invite(monkeypatch: pyt
     host.identity = HOST
     bearer = credential_of(swarm, HOST, 0).bearer
     assert bearer is not None
-    IssuedInvites(host.home).limit(bearer, 1)
+    IssuedInvites(host.home).note(bearer, IssuedInvite(1))
     host.start()
     member.join_with(credential_of(swarm, member.identity, 0)).start()
     terms = (await renewal_of(host)).terms

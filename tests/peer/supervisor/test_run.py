@@ -15,7 +15,7 @@ from gossamer.peer.machine.status import Status
 from gossamer.peer.supervisor import supervisor as module
 from gossamer.peer.supervisor.children import ChildFailed
 from gossamer.peer.supervisor.supervisor import Supervisor
-from gossamer.peer.swarm.issued_invites import IssuedInvites
+from gossamer.peer.swarm.issued_invites import IssuedInvite, IssuedInvites
 from gossamer.protocol.errors import ExitCode
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.run.manifest import Manifest, SignedManifest
@@ -61,7 +61,7 @@ def test_a_run_that_was_there_before_stays_whatever_fails(home: Home) -> None:
 
 def test_a_new_run_stays_once_its_invite_is_out(home: Home) -> None:
     signed = run_of(home)
-    IssuedInvites(home).limit(Identity(b"b" * 32).peer_id, 2)
+    IssuedInvites(home).note(Identity(b"b" * 32).peer_id, IssuedInvite(2))
     with pytest.raises(ChildFailed):
         host(home, signed, "operator")
     assert home.manifest.read_bytes() == signed.to_bytes()

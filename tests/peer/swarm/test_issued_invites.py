@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import errno
 import os
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from gossamer.peer.machine.home import Home
-from gossamer.peer.swarm.issued_invites import LAST_ROUNDS, MAX_ADMITTED, IssuedInvites
+from gossamer.peer.swarm.issued_invites import LAST_ROUNDS, MAX_ADMITTED, IssuedInvite, IssuedInvites
 from gossamer.protocol.identity import Identity, PeerId
 from tests.protocol.peers import seeded
 
@@ -28,8 +29,8 @@ def home(tmp_path: Path) -> Home:
 
 def test_a_limited_invite_admits_each_peer_once_and_so_many(home: Home) -> None:
     issued = IssuedInvites(home)
-    issued.limit(FIRST, 2)
-    issued.limit(SECOND, 1)
+    issued.note(FIRST, IssuedInvite(2))
+    issued.note(SECOND, IssuedInvite(1))
     assert [issued.admit(peer(number), FIRST) for number in (1, 2, 3, 1)] == [True, True, False, True]
     assert IssuedInvites(home).admitted() == {peer(1): FIRST, peer(2): FIRST}
     assert IssuedInvites(home).uses() == {FIRST: 2, SECOND: 1}
@@ -37,7 +38,7 @@ def test_a_limited_invite_admits_each_peer_once_and_so_many(home: Home) -> None:
 
 def test_a_member_that_comes_again_by_another_invite_takes_a_use_of_that(home: Home) -> None:
     issued = IssuedInvites(home)
-    issued.limit(SECOND, 1)
+    issued.note(SECOND, IssuedInvite(1))
     assert issued.admit(peer(1), FIRST) and issued.admit(peer(1), SECOND)
     assert issued.admitted() == {peer(1): SECOND} and not issued.admit(peer(2), SECOND)
 
@@ -45,9 +46,25 @@ def test_a_member_that_comes_again_by_another_invite_takes_a_use_of_that(home: H
 def test_invites_that_are_issued_at_once_all_keep_their_limits(home: Home) -> None:
     bearers = [Identity(bytes([number]) * 32).peer_id for number in range(16)]
     with ThreadPoolExecutor(len(bearers)) as threads:
-        assert all(threads.map(lambda bearer: IssuedInvites(home).limit(bearer, 1), bearers))
+        assert all(threads.map(lambda bearer: IssuedInvites(home).note(bearer, IssuedInvite(1)), bearers))
     assert IssuedInvites(home).uses() == dict.fromkeys(bearers, 1)
-    assert not IssuedInvites(home).limit(bearers[0], 9)
+    assert not IssuedInvites(home).note(bearers[0], IssuedInvite(9))
+
+
+def test_of_several_invites_for_one_peer_the_last_date_counts(home: Home) -> None:
+    for issued_s, expires_s in ((100, 2000), (200, 1000)):
+        assert IssuedInvites(home).note(FIRST, IssuedInvite(None, issued_s, expires_s))
+    assert IssuedInvites(home).noted() == {FIRST: IssuedInvite(None, 200, 2000)}
+    assert IssuedInvites(home).uses() == {} and IssuedInvites(home).to_close([]) == []
+
+
+def test_what_expired_long_ago_and_was_not_used_is_forgotten(home: Home) -> None:
+    issued, now_s = IssuedInvites(home), int(time.time())
+    old, recent, undated = IssuedInvite(2, 100, 1000), IssuedInvite(2, 100, now_s - 1000), IssuedInvite(2)
+    for number, invite in enumerate((old, recent, undated, old)):
+        assert issued.admit(peer(9), peer(3)) and issued.note(peer(number), invite)
+    issued.note(FIRST, IssuedInvite(None, now_s, now_s + 9))
+    assert {*issued.noted()} == {peer(1), peer(2), peer(3), FIRST}
 
 
 def test_an_invite_without_a_limit_admits_everybody_and_stays_open(home: Home) -> None:
@@ -58,7 +75,7 @@ def test_an_invite_without_a_limit_admits_everybody_and_stays_open(home: Home) -
 
 def test_an_invite_closes_when_its_uses_are_taken(home: Home) -> None:
     issued = IssuedInvites(home)
-    issued.limit(FIRST, 2)
+    issued.note(FIRST, IssuedInvite(2))
     issued.admit(peer(1), FIRST)
     assert issued.to_close([(peer(1), FIRST)]) == []
     issued.admit(peer(2), FIRST)
@@ -67,7 +84,7 @@ def test_an_invite_closes_when_its_uses_are_taken(home: Home) -> None:
 
 def test_keys_that_never_come_for_a_credential_count_after_some_rounds(home: Home) -> None:
     issued = IssuedInvites(home)
-    issued.limit(FIRST, 3)
+    issued.note(FIRST, IssuedInvite(3))
     seen = [(peer(number), FIRST) for number in range(1, 9)]
     for shown in (seen, seen[:2], seen):  # two are no more than it admits: the rounds begin anew
         assert not any(issued.to_close(shown) for _ in range(LAST_ROUNDS))
@@ -76,7 +93,7 @@ def test_keys_that_never_come_for_a_credential_count_after_some_rounds(home: Hom
 
 def test_damaged_files_count_as_none_with_one_warning_each(home: Home, caplog: pytest.LogCaptureFixture) -> None:
     issued = IssuedInvites(home)
-    for damage in (b"", b"[]", b'{"x": 1}', b"\xff"):
+    for damage in (b"", b"[]", b'{"x": 1}', b"\xff", f'{{"{FIRST}": {{}}}}'.encode()):
         home.invites.write_bytes(damage)
         home.members.write_bytes(damage)
         caplog.clear()
@@ -91,14 +108,14 @@ def test_the_record_is_bounded(home: Home, monkeypatch: pytest.MonkeyPatch) -> N
     assert MAX_ADMITTED > 5
     issued = IssuedInvites(home)
     for number in range(1, 9):
-        issued.limit(FIRST, 100)
+        issued.note(FIRST, IssuedInvite(100))
         issued.admit(peer(number), FIRST)
     assert list(issued.admitted()) == [peer(number) for number in range(4, 9)]
 
 
 def test_a_file_that_cannot_be_read_for_a_moment_loses_no_count(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     issued = IssuedInvites(home)
-    issued.limit(FIRST, 2)
+    issued.note(FIRST, IssuedInvite(2))
     assert issued.admit(peer(1), FIRST) and issued.admitted()
     IssuedInvites(home).admit(peer(2), FIRST)
 
