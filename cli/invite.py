@@ -64,7 +64,7 @@ def invite(
     listed: List = False,
     as_json: Json = False,
 ) -> None:
-    """Print an invite to the run of this peer.
+    """Print an invite to the run of this peer, or list those that it has issued.
 
     The invite is one line on stdout. Anybody who has it can join, up to `--uses` peers; with `--for`, one peer alone.
     """
@@ -75,7 +75,7 @@ def invite(
     if listed:
         if subject or uses is not None or also or expires != LIFETIME:
             raise BadSettings("--list writes no invite, so it takes no option of one", hint="leave out --list, or all but --json")
-        show_issued(folder, identity.peer_id, signed.run_id, as_json=as_json)
+        show_issued(folder, identity.peer_id, signed, as_json=as_json)
         return
     if subject and uses is not None:
         raise BadSettings("an invite with --for admits one peer, so --uses does not apply", hint="leave out one of them")

@@ -15,17 +15,18 @@ from gossamer.peer.swarm.membership import held_revocations
 from gossamer.protocol.identity import PeerId, short_id
 from gossamer.protocol.messages.revocations import Revocations
 from gossamer.protocol.run.invite import closing_of
+from gossamer.protocol.run.manifest import SignedManifest
 
 COLUMNS = ("id", "for", "used", "issued", "expires", "state", "members")
 
 
-def show_issued(folder: Home, me: PeerId, run_id: bytes, *, as_json: bool) -> None:
+def show_issued(folder: Home, me: PeerId, signed: SignedManifest, *, as_json: bool) -> None:
     """Print the invites of this peer."""
     rows = issued_rows(folder, me, time.time())
     if as_json:
-        print(json.dumps({"run_id": run_id.hex(), "invites": rows}))
+        print(json.dumps({"run_id": signed.run_id.hex(), "invites": rows}))
     else:
-        print(fitted(described(rows), 8))
+        print(fitted(described(rows, signed.manifest().run.access), 8))
 
 
 def issued_rows(folder: Home, me: PeerId, now_s: float) -> list[dict[str, Any]]:
@@ -61,12 +62,12 @@ def _state(me: PeerId, name: PeerId, invite: IssuedInvite, revoked: Revocations,
     return "expired" if invite.expires_s is not None and invite.expires_s <= now_s else "open"
 
 
-def described(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return the invites as a table, and below it what can be done about one."""
+def described(rows: Sequence[Mapping[str, Any]], access: str) -> str:
+    """Return the invites as a table, and below it what can be done about one, where members need one."""
     if not rows:
         return "this home has issued no invite; `peer invite` writes one"
     how = "`peer revoke ID` revokes an invite with all memberships that came from it; with --keep-members, nobody else joins by it"
-    return "\n".join([table_text([COLUMNS, *map(_cells, rows)], str.ljust), "", how])
+    return "\n".join([table_text([COLUMNS, *map(_cells, rows)], str.ljust), *(["", how] if access == "invite" else [])])
 
 
 def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:

@@ -69,10 +69,10 @@ class Verb(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the words after the verb; the check of an argument says what is wrong with a negative number."""
-        if "--" not in args:
-            are_values = [bool(_NEGATIVE.match(word)) and not before.startswith("-") for before, word in itertools.pairwise(["", *args])]
-            if values := [*itertools.compress(args, are_values)]:
-                args = [*(word for word, is_value in zip(args, are_values, strict=True) if not is_value), "--", *values]
+        pairs = [*itertools.pairwise(["", *args])]
+        values = [word for before, word in pairs if _is_number(before, word)]
+        if values and "--" not in args:
+            args = [*(word for before, word in pairs if not _is_number(before, word)), "--", *values]
         return super().parse_args(ctx, args)
 
     def get_params(self, ctx: Any) -> list[Any]:
@@ -81,6 +81,11 @@ class Verb(TyperCommand):
         for argument in (parameter for parameter in found if parameter.param_type_name == "argument"):
             vars(argument)["display_type_rich"] = lambda ctx: ""
         return found
+
+
+def _is_number(before: str, word: str) -> bool:
+    """Return whether a word is a negative number, and not the value of an option before it."""
+    return _NEGATIVE.match(word) is not None and not before.startswith("-")
 
 
 def summary(command: Any) -> str:

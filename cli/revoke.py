@@ -51,7 +51,7 @@ def revoke(what: What, home: HomeFolder = DEFAULT_HOME, keep_members: KeepMember
     if len(what) == SHORT_ID:
         known = {*issued.noted(), *issued.admitted(), *records_in(folder).peers()}
         what = str(named(what, known, "invites or members", "`peer invite --list` and `peer run` show their ids"))
-    names, words = find_member(what, signed.run_id, identity.peer_id, issued, keep_members=keep_members)
+    names, words = names_to_revoke(what, signed.run_id, identity.peer_id, issued, keep_members=keep_members)
     signed_now = [Revocation(signed.run_id, identity.peer_id, name, int(time.time())).signed(identity) for name in names]
     are_new = keep_revocations(folder, signed_now)
     if as_json:
@@ -73,7 +73,7 @@ def need_issuer(signed: SignedManifest, me: PeerId) -> None:
         )
 
 
-def find_member(what: str, run_id: bytes, me: PeerId, issued: IssuedInvites, *, keep_members: bool = False) -> tuple[list[PeerId], str]:
+def names_to_revoke(what: str, run_id: bytes, me: PeerId, issued: IssuedInvites, *, keep_members: bool = False) -> tuple[list[PeerId], str]:
     """Return the names to revoke and the sentence that says what that means. Raises BadInvite and BadSettings."""
     if what.strip().lower().startswith(PREFIX):
         credential = _own_credential(what, run_id, me)

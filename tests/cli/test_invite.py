@@ -117,6 +117,8 @@ def test_an_invite_to_a_run_that_needs_none_says_who_may_join(access: str, words
     assert shell("invite", "--for", str(OTHER)).code == 0
     stranger = shell("invite", "--for", str(Identity(b"s" * 32).peer_id))
     assert (stranger.code == 2) is (access == "allowlist")
+    listed = shell("invite", "--list").out
+    assert "one peer" in listed and "revoke" not in listed, "membership needs no invite"
 
 
 def test_an_invite_without_a_run_is_refused(shell: Shell) -> None:
