@@ -86,7 +86,7 @@ class ClockBudget:
     def must_probe(self, own_steps: int, partner_steps: int) -> bool:
         """Return whether a message is measured however good its partner's record is: one from far ahead, and each one near the end.
 
-        A peer that is slower by a few per cent follows at the slack's end: its partners are a little more than the slack ahead, all the time.
+        A peer that is slower by a few per cent follows at the slack's end: its partners are always a little more than the slack ahead.
         """
         return partner_steps > own_steps + 2 * self.slack_steps or self.total_steps - own_steps < LAST_INTERVALS * self.slack_steps
 
