@@ -387,7 +387,7 @@ class PartnerSide:
             raise BadMessage("a commitment out of turn")
         if commitment.meeting_id != meeting_id:
             raise BadMessage("a commitment of another meeting")
-        commitment.verify(self.hello.sender)
+        commitment.verify(self.hello.opening.sender)
         self.commitment = commitment
 
     def take_verdict(self, verdict: Verdict, meeting_id: bytes) -> None:

@@ -12,7 +12,6 @@ from gossamer.peer.swarm.membership import Membership
 from gossamer.peer.swarm.partner_records import Trust
 from gossamer.protocol.errors import RefusalCode, Refused
 from gossamer.protocol.identity import PeerId
-from gossamer.protocol.limits import PROTOCOL
 from gossamer.protocol.messages.messages import Hello, RunPhase
 from gossamer.protocol.messages.terms import FragmentTerms, check_hello
 
@@ -39,13 +38,9 @@ class Greeting:
     def hello(self, opened: Opened) -> Hello:
         """Write and sign this side's Hello. Raises Refused if the partner is in the last averaging and our own trainer is not."""
         membership, sizes = self.membership, self.fragment_terms
+        partner_nonce = self.partner_hello.opening.nonce if self.partner_hello else b""
         hello = Hello(
-            protocol_version=PROTOCOL,
-            run_id=membership.terms.run_id,
-            sender=membership.identity.peer_id,
-            receiver=self.partner,
-            nonce=self.nonce,
-            partner_nonce=self.partner_hello.nonce if self.partner_hello else b"",
+            opening=membership.opening(self.partner, self.nonce, partner_nonce, self.records),
             fragment=self.fragment,
             codec=membership.terms.codec_id,
             tokens=opened.tokens,
@@ -53,9 +48,6 @@ class Greeting:
             sketch_bytes=sizes.sketch_bytes,
             payload_bytes=sizes.payload_bytes,
             phase=self._phase(opened.phase),
-            credential=membership.credential,
-            records=self.records,
-            stage=membership.terms.own_stage,
             own_steps=opened.own_steps,
         )
         return hello.signed(membership.identity)
@@ -69,7 +61,7 @@ class Greeting:
 
     def check_answer(self, answer: Hello, own: Hello) -> None:
         """Raise Refused or PeerMisbehaved unless this is the partner's answer to our Hello."""
-        check_hello(answer, self.membership.terms, own.sender, self.partner, self.now_s, own_hello=own)
+        check_hello(answer, self.membership.terms, own.opening.sender, self.partner, self.now_s, own_hello=own)
 
 
 def has_ended(hello: Hello, membership: Membership) -> bool:
@@ -89,7 +81,7 @@ class Pairing:
 def pairing(initiator: Hello, responder: Hello) -> Pairing:
     """Derive the meeting's id and seed from the run, the fragment and both nonces."""
     fragment = initiator.fragment.to_bytes(4, "little")
-    names = b"gossamer-meeting" + initiator.run_id + fragment + initiator.nonce + responder.nonce
+    names = b"gossamer-meeting" + initiator.opening.run_id + fragment + initiator.opening.nonce + responder.opening.nonce
     meeting_id = hashlib.sha256(names).digest()[:16]
     seed = int.from_bytes(hashlib.sha256(meeting_id + b"seed").digest()[:8], "little") & (2**63 - 1)
     return Pairing(meeting_id, seed, initiator.phase)

@@ -391,7 +391,7 @@ class Carrying:
         return max(self._times[one.lane.number].opened_s, one.lane.active_s)
 
     def _is_from_below(self, first: Lane) -> bool:
-        return first.stage < self._next_stage - 1
+        return first.opening.stage < self._next_stage - 1
 
     # ------------------------------------------------------------------ one lane
 
@@ -405,11 +405,11 @@ class Carrying:
         """Carry hops on a lane whose sides have greeted each other, and learn from how it ends. `window`: what our own Lane granted."""
         number, partner, book = next(self._numbers), stream.partner, self.peer_exchange.book
         book.note_call(partner, loop_s(), theirs.global_step)
-        book.shows(partner, theirs.credential)
+        book.shows(partner, theirs.opening.credential)
         book.connected(partner, stream.observed)
         book.note_answer(partner, loop_s())
-        self.peer_exchange.take_all(theirs.records)
-        self._times[number] = LaneTimes(is_called, loop_s(), theirs.credential)
+        self.peer_exchange.take_all(theirs.opening.records)
+        self._times[number] = LaneTimes(is_called, loop_s(), theirs.opening.credential)
         lane = self._lane(number, partner, theirs, window)
         try:
             end = await self.pipeline.carry(stream, lane)
@@ -428,7 +428,7 @@ class Carrying:
             self.peer_exchange.book.note_carried(lane.partner, loop_s())
 
     def _lane(self, number: int, partner: PeerId, theirs: Lane, window: int) -> UpLane | DownLane:
-        if theirs.stage < self.membership.terms.own_stage:
+        if theirs.opening.stage < self.membership.terms.own_stage:
             return UpLane(number, partner, window)
         return DownLane.opened(number, partner, theirs.window, self.stage, self.peer_exchange.book.get(partner).typical_s)
 

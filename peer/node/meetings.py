@@ -168,7 +168,7 @@ class Meetings:
         membership, lifecycle, partner = self.membership, self.lifecycle, stream.partner
         check_hello(hello, membership.terms, membership.identity.peer_id, partner, self.peer_exchange.time.now_s())
         self.peer_exchange.book.note_call(partner, loop_s(), hello.global_step, finished=has_ended(hello, membership))
-        self.peer_exchange.book.shows(partner, hello.credential)
+        self.peer_exchange.book.shows(partner, hello.opening.credential)
         self.peer_exchange.book.connected(partner, stream.observed)
         if (code := lifecycle.refusal) is not None:
             is_over = code is RefusalCode.NOT_READY and lifecycle.has_agreed and not has_ended(hello, membership)
@@ -260,7 +260,7 @@ class Meetings:
             if finish.outcome is MeetingOutcome.FAILED:
                 self.peer_exchange.book.note_failure(partner, loop_s(), driver.silent_s)
             return finish
-        self.peer_exchange.take_all(meeting.partner_hello.records if meeting.partner_hello else ())
+        self.peer_exchange.take_all(meeting.partner_hello.opening.records if meeting.partner_hello else ())
         if hello is None:  # an inbound connection was noted with its Hello
             self.peer_exchange.book.connected(partner, driver.stream.observed)
         learn_from(self.peer_exchange.book, meeting, finish, loop_s(), took_s, driver.silent_s)
@@ -273,7 +273,7 @@ class Meetings:
         records, partner, now_s = self.records, meeting.partner, self.peer_exchange.time.local_s()
         checked, is_gated = meeting.checked, finish.outcome is MeetingOutcome.GATED
         if (hello := meeting.partner_hello) is not None:
-            self.peer_exchange.book.shows(partner, hello.credential)
+            self.peer_exchange.book.shows(partner, hello.opening.credential)
             if checked is not None and meeting.own_hello is not None:
                 records.counted_steps(partner, hello.own_steps, meeting.own_hello.own_steps)
         if finish.outcome is MeetingOutcome.COMPLETED and checked is not None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from gossamer.peer.swarm.membership import Membership
 from gossamer.protocol.errors import BadMessage, Refused, TransportError
-from gossamer.protocol.limits import NONCE_BYTES, PROTOCOL
+from gossamer.protocol.limits import NONCE_BYTES
 from gossamer.protocol.messages.messages import Lane, Refusal, RunPhase
 from gossamer.protocol.messages.terms import check_global_step, check_lane, check_phase
 from gossamer.protocol.streams.transport import Stream
@@ -43,7 +43,7 @@ class LaneSide:
 
     async def answer(self, stream: Stream, first: Lane, rng: random.Random) -> None:
         """Answer a Lane that `check` has accepted. Raises TransportError."""
-        await stream.send(self._lane(stream, first.stage, rng, first.nonce))
+        await stream.send(self._lane(stream, first.opening.stage, rng, first.opening.nonce))
 
     def check(self, stream: Stream, first: Lane) -> None:
         """Raise Refused or PeerMisbehaved unless we may answer this Lane."""
@@ -63,18 +63,6 @@ class LaneSide:
 
     def _lane(self, stream: Stream, stage: int, rng: random.Random, partner_nonce: bytes) -> Lane:
         membership = self.membership
-        lane = Lane(
-            protocol_version=PROTOCOL,
-            run_id=membership.terms.run_id,
-            sender=membership.identity.peer_id,
-            receiver=stream.partner,
-            nonce=rng.randbytes(NONCE_BYTES),
-            partner_nonce=partner_nonce,
-            stage=membership.terms.own_stage,
-            global_step=self.global_step,
-            phase=self.phase,
-            window=self.window if stage < membership.terms.own_stage else 0,
-            credential=membership.credential,
-            records=self.records,
-        )
-        return lane.signed(membership.identity)
+        opening = membership.opening(stream.partner, rng.randbytes(NONCE_BYTES), partner_nonce, self.records)
+        window = self.window if stage < opening.stage else 0
+        return Lane(opening, self.global_step, self.phase, window).signed(membership.identity)

@@ -9,7 +9,9 @@ from typing import Self
 
 from gossamer.peer.machine.home import Home, write_whole
 from gossamer.protocol.errors import PeerMisbehaved
-from gossamer.protocol.identity import Identity
+from gossamer.protocol.identity import Identity, PeerId
+from gossamer.protocol.limits import PROTOCOL
+from gossamer.protocol.messages.messages import Opening
 from gossamer.protocol.messages.records import GENERATION, MemberRecord, announceable
 from gossamer.protocol.messages.revocations import Revocation, Revocations, read_revocations
 from gossamer.protocol.messages.terms import ModelPlan, RunTerms
@@ -52,6 +54,11 @@ class Membership:
     def with_plan(self, plan: ModelPlan) -> Self:
         """Return the same membership on terms that hold the model's sizes; credential and revocations stay shared."""
         return replace(self, terms=self.terms.with_plan(plan))
+
+    def opening(self, partner: PeerId, nonce: bytes, partner_nonce: bytes, records: tuple[bytes, ...]) -> Opening:
+        """Return what our Hello or Lane to a partner begins with; `partner_nonce`: of the message that it answers, or empty."""
+        terms, me = self.terms, self.identity.peer_id
+        return Opening(PROTOCOL, terms.run_id, me, partner, nonce, partner_nonce, terms.own_stage, self.credential, records)
 
     def bare_record(self, addresses: Iterable[str], now_s: float) -> MemberRecord:
         """Sign a record for a peer without a trainer: it proves the membership, and marks the peer as paused. `now_s`: Unix time.

@@ -19,7 +19,7 @@ from gossamer.protocol.addresses import network_seen
 from gossamer.protocol.errors import BadMessage, GossamerError, RefusalCode, Refused, RunRefusesUs, TransportError, WrongVersion
 from gossamer.protocol.identity import Identity, PeerId
 from gossamer.protocol.limits import CHUNK_BYTES, MANIFEST_BYTES, NONCE_BYTES, PROTOCOL
-from gossamer.protocol.messages.messages import Chunk, Contents, ContentsKind, FetchRequest, Message, Part, Refusal, chunks
+from gossamer.protocol.messages.messages import Chunk, Contents, ContentsKind, FetchRequest, Message, Opening, Part, Refusal, chunks
 from gossamer.protocol.messages.replies import PEER_LIST_BYTES, SEEN_BYTES, PeerList
 from gossamer.protocol.run.manifest import SignedManifest
 from gossamer.protocol.streams.transport import Purpose, Stream, Transport
@@ -78,20 +78,17 @@ class Source:
     ) -> None:
         """Request these bytes of a content; without a `nonce`, with a random one. Raises TransportError."""
         client = self.client
-        request = FetchRequest(
+        opening = Opening(
             protocol_version=PROTOCOL,
             run_id=client.run_id,
             sender=client.identity.peer_id,
             receiver=self.stream.partner,
             nonce=nonce or secrets.token_bytes(NONCE_BYTES),
-            kind=kind,
-            offset=offset,
-            num_bytes=num_bytes,
-            fragment=fragment,
+            stage=client.stage,
             credential=client.credential.current,
             records=records,
-            stage=client.stage,
-        ).signed(client.identity)
+        )
+        request = FetchRequest(opening, kind, offset, num_bytes, fragment).signed(client.identity)
         self._asked.append(request)
         await self.stream.send(request)
 

@@ -100,7 +100,7 @@ class FetchServer:
             case ContentsKind.PEER_LIST:
                 data = self._peer_list(stream, request)
             case ContentsKind.REVOCATIONS:
-                shown = self.terms.revocations.shown_to(request.sender, request.credential)
+                shown = self.terms.revocations.shown_to(request.opening.sender, request.opening.credential)
                 data, name = shown.to_bytes(), shown.digest()
             case ContentsKind.CREDENTIAL:
                 data = self._renew_credential(request)
@@ -115,7 +115,7 @@ class FetchServer:
         """Name members; past the budget none, for other requests on the stream may still be served."""
         if not self._budgets.may_list_peers(stream.partner, stream.observed):
             return self.peer_exchange.peer_list(stream.partner, stream.observed, 0)
-        self.peer_exchange.take_all(request.records)
+        self.peer_exchange.take_all(request.opening.records)
         return self.peer_exchange.peer_list(stream.partner, stream.observed, request.num_bytes)
 
     async def _receive_echo(self, stream: Stream, request: FetchRequest) -> bytes:
@@ -126,13 +126,13 @@ class FetchServer:
 
     def _renew_credential(self, request: FetchRequest) -> bytes:
         """Renew the sender's credential, where we issued it. Raises Refused."""
-        credential = request.credential
+        credential = request.opening.credential
         if credential is None or credential.issuer != self.identity.peer_id or credential.not_after_s <= self.now_s():
             raise Refused(RefusalCode.NOT_FOUND, "no valid invite from this issuer")
-        if credential.subject is None and credential.bearer is not None and not self.admit(request.sender, credential.bearer):
+        if credential.subject is None and credential.bearer is not None and not self.admit(request.opening.sender, credential.bearer):
             raise Refused(RefusalCode.NOT_FOUND, "the invite has been used as often as it may be")
         until_s = max(int(self.now_s()) + MEMBER_S, credential.not_after_s)
-        return write_unframed(credential.renewed(self.identity, request.run_id, request.sender, until_s))
+        return write_unframed(credential.renewed(self.identity, request.opening.run_id, request.opening.sender, until_s))
 
     async def _send(self, stream: Stream, request: FetchRequest, answer: ServedPart) -> None:
         sha256 = hashlib.sha256(answer.data).digest()

@@ -203,12 +203,13 @@ class StateSource:
         sizes = self.terms.fragments[request.fragment]
         self._charge(stream, request, sizes.slow_bytes)
         name, global_step = f"give-{next(self._names)}", self.lifecycle.global_step
+        seed = sync_seed(request.opening.run_id, request.opening.nonce)
         sketch, coded = payload_name(name, File.PARTNER_SKETCH), payload_name(name, File.OWN_PAYLOAD)
         try:
             self.payloads.write(sketch, b"")
             await take_chunks(stream, Part.SKETCH, sizes.sketch_bytes, lambda data: self.payloads.append(sketch, data))
             async with self._coding:
-                written = await self.link.request(messages.CodeSlow(name, request.fragment, sync_seed(request.run_id, request.nonce)))
+                written = await self.link.request(messages.CodeSlow(name, request.fragment, seed))
             data = self.payloads.read(coded)
             if not isinstance(written, messages.Written) or written.reason or len(data) != sizes.slow_bytes:
                 raise Refused(RefusalCode.NOT_READY, "my weights could not be coded against this")
@@ -285,5 +286,5 @@ class StateSource:
 
 def _origins(stream: Stream, request: FetchRequest) -> list[tuple[str, object]]:
     """Return the invite of a peer, and the network in which its connection shows it, where they are known."""
-    network, bearer = network_seen(stream.observed), request.credential.bearer if request.credential else None
+    network, bearer = network_seen(stream.observed), request.opening.credential.bearer if request.opening.credential else None
     return [(kind, origin) for kind, origin in (("network", network), ("invite", bearer)) if origin]

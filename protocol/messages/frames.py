@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final, TypeVar, get_args
+from typing import Any, Final, TypeVar, get_args
 
 from google.protobuf.message import DecodeError
 from google.protobuf.message import Message as Wire
@@ -17,12 +17,9 @@ from gossamer.protocol import limits
 from gossamer.protocol.errors import BadMessage, RefusalCode, Refused
 from gossamer.protocol.identity import PeerId, Signed
 from gossamer.protocol.messages.figures import MemberFigures
-from gossamer.protocol.messages.messages import Chunk, Commit, ContentsKind, Message, NoticeKind, Outcome, Part, RunPhase, Verdict
+from gossamer.protocol.messages.messages import Chunk, Commit, ContentsKind, Message, NoticeKind, Opening, Outcome, Part, RunPhase, Verdict
 from gossamer.protocol.run.invite import Credential
 from gossamer.protocol.wire import peer_pb2
-
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
 
 V = TypeVar("V")
 
@@ -71,7 +68,7 @@ def parse(wire: Wire, data: bytes) -> None:
         raise BadMessage(f"a {wire.DESCRIPTOR.name} of {len(data)} bytes re-encodes to {wire.ByteSize()} bytes")
 
 
-def fill(wire: Wire, value: DataclassInstance) -> None:
+def fill(wire: Wire, value: limits.Bounded) -> None:
     """Copy the fields of a message, record or credential into its protobuf message, in place. Bulk data is copied once."""
     wire.SetInParent()  # makes a message present even if all its fields are zero
     for name in limits.field_names(type(value)):
@@ -80,7 +77,7 @@ def fill(wire: Wire, value: DataclassInstance) -> None:
                 pass
             case PeerId() as peer:
                 setattr(wire, name, peer.raw)
-            case part if name in _PARTS:
+            case limits.Bounded() as part:
                 fill(getattr(wire, name), part)
             case tuple() as items:
                 getattr(wire, name).extend(items)
@@ -108,10 +105,11 @@ _READ: Final[dict[str, Callable[[Any], object]]] = {
     "notice": NoticeKind,
     "code": _refusal_code,
     "kind": _contents_kind,
+    "opening": lambda wire: from_wire(Opening, wire),
 }
 
 
-def write_unframed(value: DataclassInstance) -> bytes:
+def write_unframed(value: limits.Bounded) -> bytes:
     """Encode a value outside a frame, as the protobuf message of the same name."""
     wire: Wire = getattr(peer_pb2, type(value).__name__)()
     fill(wire, value)
@@ -150,6 +148,8 @@ def _need_size(message: Message, num_bytes: int) -> None:
 
 def need_signed(message: object) -> None:
     """Raise BadMessage if a message, or a part of it, lacks a signature. The signature itself is not checked."""
-    for value in (message, *(getattr(message, name, None) for name in _PARTS)):
-        if isinstance(value, Signed) and not value.is_complete:
-            raise BadMessage(f"a {type(value).__name__} without a signature")
+    if isinstance(message, Signed) and not message.is_complete:
+        raise BadMessage(f"a {type(message).__name__} without a signature")
+    for name in ("opening", *_PARTS):
+        if (part := getattr(message, name, None)) is not None:
+            need_signed(part)

@@ -33,17 +33,27 @@ class Part(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Hello(Signed):
-    """The first frame of a meeting from each side. The two signatures cover one fresh pair of nonces."""
-
-    CONTEXT = b"gossamer/hello/1"
+class Opening(Bounded):
+    """What Hello, Lane and FetchRequest have in common. Their signatures cover it."""
 
     protocol_version: int  # of the sender
     run_id: bytes  # 32 bytes
     sender: PeerId  # the signer
     receiver: PeerId  # prevents replay to another peer
     nonce: bytes  # 16 random bytes of the sender
-    partner_nonce: bytes  # empty from the initiator; the initiator's nonce from the responder
+    partner_nonce: bytes = b""  # empty from the side that opens the stream; in its answer, the nonce of that side
+    stage: int = 0  # in a staged run: the stage whose weights it is about, or of a Lane's sender, plus one
+    credential: Credential | None = None  # set in invite runs
+    records: tuple[bytes, ...] = ()  # at most 3 member records as their peers signed them, including the sender's own
+
+
+@dataclass(frozen=True, slots=True)
+class Hello(Signed):
+    """The first frame of a meeting from each side. The two signatures cover one fresh pair of nonces."""
+
+    CONTEXT = b"gossamer/hello/1"
+
+    opening: Opening
     fragment: int  # id
     codec: int  # wire id
     tokens: int  # trained since the sender's last outer step of this fragment
@@ -51,11 +61,8 @@ class Hello(Signed):
     sketch_bytes: int  # size of the sketch that the sender will send
     payload_bytes: int  # size of the payload that the sender will send
     phase: RunPhase  # training, or averaging after the last step
-    credential: Credential | None  # set in invite runs
-    records: tuple[bytes, ...]  # at most 3 member records as their peers signed them, including the sender's own
-    signature: bytes = b""  # the sender's, over every other field
-    stage: int = 0  # in a staged run: the stage whose fragment this is, plus one
     own_steps: int = 0  # inner steps that the sender has made in this run
+    signature: bytes = b""  # the sender's, over the fields above
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,24 +199,18 @@ class FetchRequest(Signed):
 
     CONTEXT = b"gossamer/fetch-request/1"
 
-    protocol_version: int  # of the sender
-    run_id: bytes  # 32 bytes
-    sender: PeerId  # the requester and signer
-    receiver: PeerId  # the source
-    nonce: bytes  # 16 random bytes of the sender; the signature of the reply covers them
+    opening: Opening
     kind: ContentsKind
     offset: int  # first requested byte
     num_bytes: int  # number of requested bytes, at most one chunk; 0: only the header
-    fragment: int  # for SLOW: the fragment id; the whole of it is requested, and the requester's sketch follows the request
-    credential: Credential | None  # set in invite runs
-    records: tuple[bytes, ...] = ()  # at most 3 member records as their peers signed them, including the sender's own
-    signature: bytes = b""  # the sender's, over every other field
-    stage: int = 0  # in a staged run: the stage whose weights are requested, plus one
+    fragment: int = 0  # for SLOW: the fragment id; the whole of it is requested, and the requester's sketch follows the request
+    signature: bytes = b""  # the sender's, over the fields above
 
     @property
     def asked(self) -> tuple[bytes, ...]:
         """Return the fields of the request that the signature of a reply also covers."""
-        return self.run_id, self.sender.raw, self.receiver.raw, self.nonce
+        opening = self.opening
+        return opening.run_id, opening.sender.raw, opening.receiver.raw, opening.nonce
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,19 +238,11 @@ class Lane(Signed):
 
     CONTEXT = b"gossamer/lane/1"
 
-    protocol_version: int  # of the sender
-    run_id: bytes  # 32 bytes
-    sender: PeerId  # the signer
-    receiver: PeerId  # prevents replay to another peer
-    nonce: bytes  # 16 random bytes of the sender
-    partner_nonce: bytes  # empty from the opener; the opener's nonce from the other side
-    stage: int  # that the sender holds, plus one
+    opening: Opening
     global_step: int  # the sender's global step
     phase: RunPhase
     window: int  # from the higher stage: hops that it accepts at once; 0 from the lower stage
-    credential: Credential | None  # set in invite runs
-    records: tuple[bytes, ...]  # at most 3 member records as their peers signed them, including the sender's own
-    signature: bytes = b""  # the sender's, over every field above
+    signature: bytes = b""  # the sender's, over the fields above
 
 
 @dataclass(frozen=True, slots=True)

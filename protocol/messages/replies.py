@@ -22,7 +22,7 @@ class _Reply(limits.Bounded):
 
     def to_bytes(self) -> bytes:
         """Return the encoded reply."""
-        return write_unframed(self)  # type: ignore[arg-type]
+        return write_unframed(self)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:

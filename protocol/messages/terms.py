@@ -168,11 +168,9 @@ def check_hello(hello: Hello, terms: RunTerms, me: PeerId, partner: PeerId, now_
 
     The transport authenticated `partner`. The initiator passes `own_hello`, which this Hello must answer, with a global step near ours.
     """
-    _check_opening(hello, terms, me, partner)
-    check_member(partner, hello.credential, terms, now_s)
+    _check_opening(hello, terms, me, partner, now_s, own_hello)
     check_stage(hello, terms)
     _check_sizes(hello, terms)
-    _check_nonces(hello, own_hello)
     if own_hello is not None:
         _check_answer(hello, own_hello)
         check_global_step(hello.global_step, own_hello.global_step, terms)
@@ -183,13 +181,12 @@ def check_lane(lane: Lane, terms: RunTerms, me: PeerId, partner: PeerId, now_s: 
 
     The opener passes `own_lane`, which this Lane must answer. Our own stage is in the terms.
     """
-    _check_opening(lane, terms, me, partner)
-    check_member(partner, lane.credential, terms, now_s)
-    if abs(lane.stage - terms.own_stage) != 1 or not terms.own_stage or not lane.stage:
-        raise Refused(RefusalCode.WRONG_TERMS, f"a lane from stage {lane.stage} to stage {terms.own_stage}")
-    _check_nonces(lane, own_lane)
-    if (lane.stage < terms.own_stage) is not (lane.window == 0):
-        words = f"a window of {lane.window} from stage {lane.stage} to stage {terms.own_stage}"
+    _check_opening(lane, terms, me, partner, now_s, own_lane)
+    stage = lane.opening.stage
+    if abs(stage - terms.own_stage) != 1 or not terms.own_stage or not stage:
+        raise Refused(RefusalCode.WRONG_TERMS, f"a lane from stage {stage} to stage {terms.own_stage}")
+    if (stage < terms.own_stage) is not (lane.window == 0):
+        words = f"a window of {lane.window} from stage {stage} to stage {terms.own_stage}"
         if own_lane is None:  # we have moved, and the opener knows our record of before
             raise Refused(RefusalCode.WRONG_TERMS, words)
         raise BadMessage(words)
@@ -197,9 +194,8 @@ def check_lane(lane: Lane, terms: RunTerms, me: PeerId, partner: PeerId, now_s: 
 
 def check_fetch(request: FetchRequest, terms: RunTerms, me: PeerId, partner: PeerId, now_s: float) -> None:
     """Raise Refused, BadMessage or BadSignature unless `partner` may ask `me`. A revoked peer may ask for the revocations."""
-    _check_opening(request, terms, me, partner)
     asks_revocations = request.kind is ContentsKind.REVOCATIONS
-    check_member(partner, request.credential, replace(terms, revocations=Revocations()) if asks_revocations else terms, now_s)
+    _check_opening(request, replace(terms, revocations=Revocations()) if asks_revocations else terms, me, partner, now_s)
 
 
 def check_revocation(revocation: Revocation, terms: RunTerms) -> None:
@@ -230,8 +226,8 @@ def check_phase(theirs: RunPhase, own: RunPhase) -> None:
 
 def check_stage(message: Hello | FetchRequest, terms: RunTerms) -> None:
     """Raise Refused unless a message about weights is about those of the stage that this peer holds."""
-    if message.stage != terms.own_stage:
-        raise Refused(RefusalCode.WRONG_TERMS, f"about stage {message.stage}, ours is {terms.own_stage}")
+    if message.opening.stage != terms.own_stage:
+        raise Refused(RefusalCode.WRONG_TERMS, f"about stage {message.opening.stage}, ours is {terms.own_stage}")
 
 
 def check_member(peer: PeerId, credential: Credential | None, terms: RunTerms, now_s: float) -> None:
@@ -269,30 +265,26 @@ def _check_credential(peer: PeerId, credential: Credential | None, terms: RunTer
         raise Refused(RefusalCode.NOT_INVITED, "a forged invite") from None
 
 
-def _check_nonces(first: Hello | Lane, own: Hello | Lane | None) -> None:
-    """Check the nonces of a partner's first frame, which answers ours if there is one."""
-    kind = type(first).__name__
-    if own is None:
-        if first.partner_nonce:
-            raise BadMessage(f"a first {kind} with a partner nonce")
-        return
-    if first.partner_nonce != own.nonce:
-        raise BadMessage(f"an answer to another {kind}")
-    if first.nonce == own.nonce:
-        raise BadMessage("a nonce that repeats ours")
-
-
-def _check_opening(message: Hello | FetchRequest | Lane, terms: RunTerms, me: PeerId, partner: PeerId) -> None:
+def _check_opening(
+    message: Hello | Lane | FetchRequest, terms: RunTerms, me: PeerId, partner: PeerId, now_s: float, own: Hello | Lane | None = None
+) -> None:
+    """Check what every conversation begins with, in a message that answers `own` if there is one."""
+    opening, kind = message.opening, type(message).__name__
     # The version comes first, because another version may sign differently; then the run, because a peer of another run is no attacker.
-    if message.protocol_version != PROTOCOL:
-        raise Refused(RefusalCode.WRONG_VERSION, f"theirs is {message.protocol_version}, ours {PROTOCOL}")
-    if message.run_id != terms.run_id:
-        raise Refused(RefusalCode.WRONG_RUN, f"theirs is {message.run_id.hex()[:8]}, ours {terms.run_id.hex()[:8]}")
-    if message.receiver != me:
+    if opening.protocol_version != PROTOCOL:
+        raise Refused(RefusalCode.WRONG_VERSION, f"theirs is {opening.protocol_version}, ours {PROTOCOL}")
+    if opening.run_id != terms.run_id:
+        raise Refused(RefusalCode.WRONG_RUN, f"theirs is {opening.run_id.hex()[:8]}, ours {terms.run_id.hex()[:8]}")
+    if opening.receiver != me:
         raise BadMessage("addressed to another peer")
-    if message.sender != partner:
+    if opening.sender != partner:
         raise BadMessage("sent in the name of another peer")
     message.verify(partner)
+    check_member(partner, opening.credential, terms, now_s)
+    if opening.partner_nonce != (own.opening.nonce if own else b""):
+        raise BadMessage(f"an answer to another {kind}" if own else f"a first {kind} with a partner nonce")
+    if own and opening.nonce == own.opening.nonce:
+        raise BadMessage("a nonce that repeats ours")
 
 
 def _check_sizes(hello: Hello, terms: RunTerms) -> None:

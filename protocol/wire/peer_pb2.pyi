@@ -160,14 +160,31 @@ class Credential(_message.Message):
     bearer_signature: bytes
     def __init__(self, issuer: _Optional[bytes] = ..., subject: _Optional[bytes] = ..., bearer: _Optional[bytes] = ..., not_after_s: _Optional[int] = ..., bootstraps_sha256: _Optional[bytes] = ..., signature: _Optional[bytes] = ..., bearer_signature: _Optional[bytes] = ...) -> None: ...
 
-class Hello(_message.Message):
-    __slots__ = ("protocol_version", "run_id", "sender", "receiver", "nonce", "partner_nonce", "fragment", "codec", "tokens", "global_step", "sketch_bytes", "payload_bytes", "phase", "credential", "records", "signature", "stage", "own_steps")
+class Opening(_message.Message):
+    __slots__ = ("protocol_version", "run_id", "sender", "receiver", "nonce", "partner_nonce", "stage", "credential", "records")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     SENDER_FIELD_NUMBER: _ClassVar[int]
     RECEIVER_FIELD_NUMBER: _ClassVar[int]
     NONCE_FIELD_NUMBER: _ClassVar[int]
     PARTNER_NONCE_FIELD_NUMBER: _ClassVar[int]
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    CREDENTIAL_FIELD_NUMBER: _ClassVar[int]
+    RECORDS_FIELD_NUMBER: _ClassVar[int]
+    protocol_version: int
+    run_id: bytes
+    sender: bytes
+    receiver: bytes
+    nonce: bytes
+    partner_nonce: bytes
+    stage: int
+    credential: Credential
+    records: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, protocol_version: _Optional[int] = ..., run_id: _Optional[bytes] = ..., sender: _Optional[bytes] = ..., receiver: _Optional[bytes] = ..., nonce: _Optional[bytes] = ..., partner_nonce: _Optional[bytes] = ..., stage: _Optional[int] = ..., credential: _Optional[_Union[Credential, _Mapping]] = ..., records: _Optional[_Iterable[bytes]] = ...) -> None: ...
+
+class Hello(_message.Message):
+    __slots__ = ("opening", "fragment", "codec", "tokens", "global_step", "sketch_bytes", "payload_bytes", "phase", "own_steps", "signature")
+    OPENING_FIELD_NUMBER: _ClassVar[int]
     FRAGMENT_FIELD_NUMBER: _ClassVar[int]
     CODEC_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -175,17 +192,9 @@ class Hello(_message.Message):
     SKETCH_BYTES_FIELD_NUMBER: _ClassVar[int]
     PAYLOAD_BYTES_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
-    CREDENTIAL_FIELD_NUMBER: _ClassVar[int]
-    RECORDS_FIELD_NUMBER: _ClassVar[int]
-    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
-    STAGE_FIELD_NUMBER: _ClassVar[int]
     OWN_STEPS_FIELD_NUMBER: _ClassVar[int]
-    protocol_version: int
-    run_id: bytes
-    sender: bytes
-    receiver: bytes
-    nonce: bytes
-    partner_nonce: bytes
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    opening: Opening
     fragment: int
     codec: int
     tokens: int
@@ -193,12 +202,9 @@ class Hello(_message.Message):
     sketch_bytes: int
     payload_bytes: int
     phase: Phase
-    credential: Credential
-    records: _containers.RepeatedScalarFieldContainer[bytes]
-    signature: bytes
-    stage: int
     own_steps: int
-    def __init__(self, protocol_version: _Optional[int] = ..., run_id: _Optional[bytes] = ..., sender: _Optional[bytes] = ..., receiver: _Optional[bytes] = ..., nonce: _Optional[bytes] = ..., partner_nonce: _Optional[bytes] = ..., fragment: _Optional[int] = ..., codec: _Optional[int] = ..., tokens: _Optional[int] = ..., global_step: _Optional[int] = ..., sketch_bytes: _Optional[int] = ..., payload_bytes: _Optional[int] = ..., phase: _Optional[_Union[Phase, str]] = ..., credential: _Optional[_Union[Credential, _Mapping]] = ..., records: _Optional[_Iterable[bytes]] = ..., signature: _Optional[bytes] = ..., stage: _Optional[int] = ..., own_steps: _Optional[int] = ...) -> None: ...
+    signature: bytes
+    def __init__(self, opening: _Optional[_Union[Opening, _Mapping]] = ..., fragment: _Optional[int] = ..., codec: _Optional[int] = ..., tokens: _Optional[int] = ..., global_step: _Optional[int] = ..., sketch_bytes: _Optional[int] = ..., payload_bytes: _Optional[int] = ..., phase: _Optional[_Union[Phase, str]] = ..., own_steps: _Optional[int] = ..., signature: _Optional[bytes] = ...) -> None: ...
 
 class Refusal(_message.Message):
     __slots__ = ("code", "detail")
@@ -279,34 +285,20 @@ class Outcome(_message.Message):
     def __init__(self, meeting_id: _Optional[bytes] = ..., is_committed: _Optional[bool] = ..., failed_blocks: _Optional[bytes] = ...) -> None: ...
 
 class FetchRequest(_message.Message):
-    __slots__ = ("protocol_version", "run_id", "sender", "receiver", "nonce", "kind", "offset", "num_bytes", "fragment", "credential", "records", "signature", "stage")
-    PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
-    RUN_ID_FIELD_NUMBER: _ClassVar[int]
-    SENDER_FIELD_NUMBER: _ClassVar[int]
-    RECEIVER_FIELD_NUMBER: _ClassVar[int]
-    NONCE_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("opening", "kind", "offset", "num_bytes", "fragment", "signature")
+    OPENING_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
     NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
     FRAGMENT_FIELD_NUMBER: _ClassVar[int]
-    CREDENTIAL_FIELD_NUMBER: _ClassVar[int]
-    RECORDS_FIELD_NUMBER: _ClassVar[int]
     SIGNATURE_FIELD_NUMBER: _ClassVar[int]
-    STAGE_FIELD_NUMBER: _ClassVar[int]
-    protocol_version: int
-    run_id: bytes
-    sender: bytes
-    receiver: bytes
-    nonce: bytes
+    opening: Opening
     kind: ContentsKind
     offset: int
     num_bytes: int
     fragment: int
-    credential: Credential
-    records: _containers.RepeatedScalarFieldContainer[bytes]
     signature: bytes
-    stage: int
-    def __init__(self, protocol_version: _Optional[int] = ..., run_id: _Optional[bytes] = ..., sender: _Optional[bytes] = ..., receiver: _Optional[bytes] = ..., nonce: _Optional[bytes] = ..., kind: _Optional[_Union[ContentsKind, str]] = ..., offset: _Optional[int] = ..., num_bytes: _Optional[int] = ..., fragment: _Optional[int] = ..., credential: _Optional[_Union[Credential, _Mapping]] = ..., records: _Optional[_Iterable[bytes]] = ..., signature: _Optional[bytes] = ..., stage: _Optional[int] = ...) -> None: ...
+    def __init__(self, opening: _Optional[_Union[Opening, _Mapping]] = ..., kind: _Optional[_Union[ContentsKind, str]] = ..., offset: _Optional[int] = ..., num_bytes: _Optional[int] = ..., fragment: _Optional[int] = ..., signature: _Optional[bytes] = ...) -> None: ...
 
 class Contents(_message.Message):
     __slots__ = ("kind", "total_bytes", "sha256", "global_step", "name", "signature")
@@ -369,34 +361,18 @@ class MemberRecord(_message.Message):
     def __init__(self, run_id: _Optional[bytes] = ..., peer_id: _Optional[bytes] = ..., addresses: _Optional[_Iterable[str]] = ..., global_step: _Optional[int] = ..., finished: _Optional[bool] = ..., sequence: _Optional[int] = ..., expires_s: _Optional[int] = ..., credential: _Optional[_Union[Credential, _Mapping]] = ..., paused: _Optional[bool] = ..., tokens: _Optional[int] = ..., release: _Optional[int] = ..., signature: _Optional[bytes] = ..., figures: _Optional[_Union[MemberFigures, _Mapping]] = ..., stage: _Optional[int] = ...) -> None: ...
 
 class Lane(_message.Message):
-    __slots__ = ("protocol_version", "run_id", "sender", "receiver", "nonce", "partner_nonce", "stage", "global_step", "phase", "window", "credential", "records", "signature")
-    PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
-    RUN_ID_FIELD_NUMBER: _ClassVar[int]
-    SENDER_FIELD_NUMBER: _ClassVar[int]
-    RECEIVER_FIELD_NUMBER: _ClassVar[int]
-    NONCE_FIELD_NUMBER: _ClassVar[int]
-    PARTNER_NONCE_FIELD_NUMBER: _ClassVar[int]
-    STAGE_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("opening", "global_step", "phase", "window", "signature")
+    OPENING_FIELD_NUMBER: _ClassVar[int]
     GLOBAL_STEP_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
     WINDOW_FIELD_NUMBER: _ClassVar[int]
-    CREDENTIAL_FIELD_NUMBER: _ClassVar[int]
-    RECORDS_FIELD_NUMBER: _ClassVar[int]
     SIGNATURE_FIELD_NUMBER: _ClassVar[int]
-    protocol_version: int
-    run_id: bytes
-    sender: bytes
-    receiver: bytes
-    nonce: bytes
-    partner_nonce: bytes
-    stage: int
+    opening: Opening
     global_step: int
     phase: Phase
     window: int
-    credential: Credential
-    records: _containers.RepeatedScalarFieldContainer[bytes]
     signature: bytes
-    def __init__(self, protocol_version: _Optional[int] = ..., run_id: _Optional[bytes] = ..., sender: _Optional[bytes] = ..., receiver: _Optional[bytes] = ..., nonce: _Optional[bytes] = ..., partner_nonce: _Optional[bytes] = ..., stage: _Optional[int] = ..., global_step: _Optional[int] = ..., phase: _Optional[_Union[Phase, str]] = ..., window: _Optional[int] = ..., credential: _Optional[_Union[Credential, _Mapping]] = ..., records: _Optional[_Iterable[bytes]] = ..., signature: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, opening: _Optional[_Union[Opening, _Mapping]] = ..., global_step: _Optional[int] = ..., phase: _Optional[_Union[Phase, str]] = ..., window: _Optional[int] = ..., signature: _Optional[bytes] = ...) -> None: ...
 
 class HopForward(_message.Message):
     __slots__ = ("number", "micro_batch", "measure", "global_step")

@@ -23,6 +23,7 @@ from gossamer.protocol.memory.network import MemoryNetwork
 from gossamer.protocol.messages.messages import Refusal
 from gossamer.protocol.streams.transport import Purpose
 from tests.protocol.peers import Raw, nobody, send_raw
+from tests.protocol.samples import changed
 from tests.swarm import healing
 from tests.swarm.healing import Resident, cut_and_heal, until_all_see_all
 from tests.swarm.mallory import MALLORY, hello_to
@@ -250,8 +251,8 @@ def other_builds(number: int) -> None:
             good = replace(hello_to(swarm, called.peer_id), global_step=called.global_step, signature=b"")
             strange = draws.choice(
                 (
-                    replace(good, protocol_version=draws.randint(2, 9)).signed(MALLORY),
-                    replace(good, run_id=draws.randbytes(32)).signed(MALLORY),
+                    changed(good, protocol_version=draws.randint(2, 9)).signed(MALLORY),
+                    changed(good, run_id=draws.randbytes(32)).signed(MALLORY),
                     replace(good, codec=good.codec + 1).signed(MALLORY),
                     replace(good, payload_bytes=good.payload_bytes + draws.randint(1, 999)).signed(MALLORY),
                     Raw(b"\x7a\x01x"),  # a message type that only a newer peer knows

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import replace
+from dataclasses import fields, replace
+from typing import Any, TypeVar
 
 from gossamer.protocol.errors import RefusalCode
 from gossamer.protocol.identity import Identity
@@ -23,6 +24,7 @@ from gossamer.protocol.messages.messages import (
     Lane,
     Message,
     NoticeKind,
+    Opening,
     Outcome,
     Part,
     Refusal,
@@ -66,13 +68,9 @@ TERMS = RunTerms(
     members=frozenset(),
     max_clock_gap_steps=200,
 )
+OPENING = Opening(1, RUN_ID, ALICE.peer_id, BOB.peer_id, NONCE, credential=CREDENTIAL, records=(RECORD.to_bytes(),))
 UNSIGNED_HELLO = Hello(
-    protocol_version=1,
-    run_id=RUN_ID,
-    sender=ALICE.peer_id,
-    receiver=BOB.peer_id,
-    nonce=NONCE,
-    partner_nonce=b"",
+    opening=OPENING,
     fragment=1,
     codec=2,
     tokens=25_600,
@@ -80,18 +78,22 @@ UNSIGNED_HELLO = Hello(
     sketch_bytes=64,
     payload_bytes=2000,
     phase=RunPhase.TRAIN,
-    credential=CREDENTIAL,
-    records=(RECORD.to_bytes(),),
 )
 HELLO = UNSIGNED_HELLO.signed(ALICE)
-FETCH = FetchRequest(
-    1, RUN_ID, ALICE.peer_id, BOB.peer_id, NONCE, ContentsKind.STATE, 65536, 4000, 0, CREDENTIAL, (RECORD.to_bytes(),)
-).signed(ALICE)
-
-UNSIGNED_LANE = Lane(1, RUN_ID, ALICE.peer_id, BOB.peer_id, NONCE, b"", 1, 120, RunPhase.TRAIN, 0, CREDENTIAL, (RECORD.to_bytes(),))
+FETCH = FetchRequest(OPENING, ContentsKind.STATE, 65536, 4000).signed(ALICE)
+UNSIGNED_LANE = Lane(replace(OPENING, stage=1), 120, RunPhase.TRAIN, 0)
 LANE = UNSIGNED_LANE.signed(ALICE)
 STAGE = StageTerms(stage=1, count=3, token_bytes=516, value_bytes=2112, in_batch=4)  # Bob's, above Alice's
 STAGE_TERMS = replace(TERMS, stage=STAGE)
+
+M = TypeVar("M", bound=Hello | Lane | FetchRequest)
+
+
+def changed(message: M, **changes: Any) -> M:
+    """Return a copy of a message with other values of its fields, or of those of its Opening."""
+    opening = {field.name: changes.pop(field.name) for field in fields(Opening) if field.name in changes}
+    return replace(message, opening=replace(message.opening, **opening), **changes)
+
 
 MESSAGES: dict[str, Message] = {
     "hello": HELLO,

@@ -10,7 +10,7 @@ import numpy as np
 from gossamer.peer.link import messages
 from gossamer.peer.link.messages import File, payload_name
 from gossamer.protocol.identity import Identity, PeerId
-from gossamer.protocol.messages.messages import Hello, RunPhase
+from gossamer.protocol.messages.messages import Hello, Opening, RunPhase
 from gossamer.protocol.messages.records import MemberRecord
 from gossamer.protocol.streams.transport import Purpose, Stream
 from tests.swarm.world import Peer, Swarm
@@ -31,12 +31,7 @@ def hello_to(swarm: Swarm, partner: PeerId) -> Hello:
     """Write an opening Hello with nothing wrong in it."""
     terms = swarm.terms.fragments[0]
     return Hello(
-        protocol_version=1,
-        run_id=swarm.terms.run_id,
-        sender=MALLORY.peer_id,
-        receiver=partner,
-        nonce=b"n" * 16,
-        partner_nonce=b"",
+        opening=Opening(1, swarm.terms.run_id, MALLORY.peer_id, partner, b"n" * 16),
         fragment=0,
         codec=swarm.terms.codec_id,
         tokens=10,
@@ -44,8 +39,6 @@ def hello_to(swarm: Swarm, partner: PeerId) -> Hello:
         sketch_bytes=terms.sketch_bytes,
         payload_bytes=terms.payload_bytes,
         phase=RunPhase.TRAIN,
-        credential=None,
-        records=(),
     ).signed(MALLORY)
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from gossamer.protocol.errors import PeerGone, RefusalCode, Unreachable
 from gossamer.protocol.identity import Identity
-from gossamer.protocol.messages.messages import Hello, Refusal, RunPhase
+from gossamer.protocol.messages.messages import Hello, Opening, Refusal, RunPhase
 from gossamer.protocol.streams.transport import Purpose, Stream
 from gossamer.protocol.tasks import cancel
 from tests.swarm.sybils import credential_of
@@ -24,14 +24,9 @@ FEWEST = 21  # meetings of the three honest peers with each other: about 42 with
 
 
 def hello(swarm: Swarm, who: Identity, victim: Peer, fragment: int, number: int) -> Hello:
-    terms = swarm.terms.fragments[fragment]
+    terms, credential = swarm.terms.fragments[fragment], credential_of(swarm, who, invite=2)
     return Hello(
-        protocol_version=1,
-        run_id=swarm.terms.run_id,
-        sender=who.peer_id,
-        receiver=victim.peer_id,
-        nonce=number.to_bytes(16, "big"),
-        partner_nonce=b"",
+        opening=Opening(1, swarm.terms.run_id, who.peer_id, victim.peer_id, number.to_bytes(16, "big"), credential=credential),
         fragment=fragment,
         codec=swarm.terms.codec_id,
         tokens=10,
@@ -39,8 +34,6 @@ def hello(swarm: Swarm, who: Identity, victim: Peer, fragment: int, number: int)
         sketch_bytes=terms.sketch_bytes,
         payload_bytes=terms.payload_bytes,
         phase=RunPhase.TRAIN,
-        credential=credential_of(swarm, who, invite=2),
-        records=(),
     ).signed(who)
 
 

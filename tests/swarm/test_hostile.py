@@ -17,6 +17,7 @@ from gossamer.protocol.messages.messages import Chunk, Commit, Hello, Outcome, P
 from gossamer.protocol.streams.transport import Purpose, Stream
 from gossamer.protocol.tasks import cancel, loop_s
 from tests.protocol.peers import Raw, send_raw
+from tests.protocol.samples import changed
 from tests.swarm.mallory import MALLORY, hello_to, nobody, spoil_payload
 from tests.swarm.tiny import tiny_manifest
 from tests.swarm.world import Peer, Swarm, play
@@ -118,19 +119,19 @@ def test_the_first_message_of_a_bad_caller(tmp_path: Path, is_bad: bool) -> None
         good = hello_to(swarm, victim.peer_id)
         bad = [
             Raw(b"\xff" * 100),
-            replace(good, receiver=MALLORY.peer_id, signature=b"").signed(MALLORY),  # caught on its way to another
+            changed(good, receiver=MALLORY.peer_id, signature=b"").signed(MALLORY),  # caught on its way to another
             replace(good, tokens=5),  # not what was signed
-            replace(good, sender=victim.peer_id),
+            changed(good, sender=victim.peer_id),
             Chunk(Part.PAYLOAD, 0, b"x"),
-            replace(good, partner_nonce=b"x" * 16, signature=b"").signed(MALLORY),
+            changed(good, partner_nonce=b"x" * 16, signature=b"").signed(MALLORY),
         ]
         strange = [
             Raw(b"\x7a\x01x"),  # of a kind that only a newer peer knows
             Refusal(RefusalCode.BUSY),
             Resolve(swarm.terms.run_id, b"m" * 16),
             Resolve(b"r" * 32, b"m" * 16),
-            replace(good, protocol_version=2, signature=b"").signed(MALLORY),
-            replace(good, run_id=b"r" * 32, signature=b"").signed(MALLORY),
+            changed(good, protocol_version=2, signature=b"").signed(MALLORY),
+            changed(good, run_id=b"r" * 32, signature=b"").signed(MALLORY),
             replace(good, payload_bytes=7, signature=b"").signed(MALLORY),
             replace(good, fragment=9, signature=b"").signed(MALLORY),
             replace(good, global_step=10_000, signature=b"").signed(MALLORY),
@@ -189,7 +190,7 @@ def test_two_callers_that_go_silent_do_not_keep_a_peer_from_the_others(tmp_path:
         while True:
             stream = await transport.connect(victim.peer_id, (), Purpose.MEET)
             hello = replace(hello_to(swarm, victim.peer_id), fragment=fragment, payload_bytes=terms.payload_bytes)
-            hello = replace(hello, sender=caller.peer_id, global_step=victim.global_step, nonce=os.urandom(16), signature=b"")
+            hello = changed(hello, sender=caller.peer_id, global_step=victim.global_step, nonce=os.urandom(16), signature=b"")
             await stream.send(hello.signed(caller))
             with contextlib.suppress(PeerGone):
                 while True:

@@ -15,9 +15,10 @@ from gossamer.peer.meeting.interface import MeetingState
 from gossamer.peer.node.peer import FAREWELL_S, LEAVE_S
 from gossamer.peer.swarm.peer_exchange import LAST_WORD_S
 from gossamer.protocol.errors import GossamerError
-from gossamer.protocol.messages.messages import ContentsKind, FetchRequest
+from gossamer.protocol.messages.messages import ContentsKind, FetchRequest, Opening
 from gossamer.protocol.streams.transport import Purpose, Stream
 from gossamer.protocol.tasks import cancel, loop_s
+from tests.protocol.samples import changed
 from tests.swarm.mallory import MALLORY, hello_to
 from tests.swarm.slow import SlowPeer, add_slow, pester, with_slow_lines
 from tests.swarm.tiny import tiny_manifest
@@ -39,7 +40,7 @@ async def go_silent_in_meetings(swarm: Swarm, victim: Peer) -> None:
     transport = swarm.network.start_peer(MALLORY.peer_id, stay_silent)
     for fragment, terms in enumerate(swarm.terms.fragments):
         stream = await transport.connect(victim.peer_id, (), Purpose.MEET)
-        hello = replace(hello_to(swarm, victim.peer_id), fragment=fragment, payload_bytes=terms.payload_bytes, nonce=os.urandom(16))
+        hello = changed(hello_to(swarm, victim.peer_id), fragment=fragment, payload_bytes=terms.payload_bytes, nonce=os.urandom(16))
         await stream.send(replace(hello, global_step=victim.global_step, signature=b"").signed(MALLORY))
     await asyncio.Future()
 
@@ -58,20 +59,8 @@ async def ask_for_state(swarm: Swarm, victim: Peer) -> None:
 
 
 def state_request(swarm: Swarm, victim: Peer) -> FetchRequest:
-    request = FetchRequest(
-        protocol_version=1,
-        run_id=swarm.terms.run_id,
-        sender=MALLORY.peer_id,
-        receiver=victim.peer_id,
-        nonce=os.urandom(16),
-        kind=ContentsKind.STATE,
-        offset=0,
-        num_bytes=1000,
-        fragment=0,
-        credential=None,
-        records=(),
-    )
-    return request.signed(MALLORY)
+    opening = Opening(1, swarm.terms.run_id, MALLORY.peer_id, victim.peer_id, os.urandom(16))
+    return FetchRequest(opening, ContentsKind.STATE, 0, 1000).signed(MALLORY)
 
 
 async def answer_no_request(swarm: Swarm, victim: Peer) -> None:

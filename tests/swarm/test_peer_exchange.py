@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 from pathlib import Path
 
 from gossamer.peer.swarm.known_peer import KnownPeer
@@ -13,6 +12,7 @@ from gossamer.protocol.messages.messages import Hello, Refusal
 from gossamer.protocol.messages.records import MemberRecord
 from gossamer.protocol.streams.transport import Purpose
 from gossamer.protocol.tasks import loop_s
+from tests.protocol.samples import changed
 from tests.swarm.mallory import MALLORY, hello_to, nobody, record
 from tests.swarm.tiny import tiny_manifest
 from tests.swarm.world import Peer, Swarm, play
@@ -29,7 +29,7 @@ async def gossip(swarm: Swarm, listener: Peer, *records: MemberRecord) -> None:
     stream = await swarm.network.start_peer(MALLORY.peer_id, nobody).connect(listener.peer_id, (), Purpose.MEET)
     encoded = tuple(record.to_bytes() for record in records)
     await stream.send(
-        replace(hello_to(swarm, listener.peer_id), global_step=listener.global_step, records=encoded, signature=b"").signed(MALLORY)
+        changed(hello_to(swarm, listener.peer_id), global_step=listener.global_step, records=encoded, signature=b"").signed(MALLORY)
     )
     assert isinstance(await stream.receive(), Hello)
     stream.close()

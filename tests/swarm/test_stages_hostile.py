@@ -19,7 +19,7 @@ from gossamer.peer.swarm.membership import Membership, OwnCredential
 from gossamer.protocol.errors import PeerGone, RefusalCode, Refused, TransportError, Unreachable
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.limits import CHUNK_BYTES
-from gossamer.protocol.messages.messages import Chunk, HopAnswer, HopForward, HopNotice, Lane, Message, NoticeKind, Part, RunPhase
+from gossamer.protocol.messages.messages import Chunk, HopAnswer, HopForward, HopNotice, Lane, Message, NoticeKind, Opening, Part, RunPhase
 from gossamer.protocol.messages.revocations import Revocation
 from gossamer.protocol.messages.terms import FragmentTerms, ModelPlan, StageTerms
 from gossamer.protocol.run.invite import Credential, Invite
@@ -88,8 +88,8 @@ HOSTILE: dict[str, Callable[[], list[Message]]] = {
 
 
 def membership_lane() -> Lane:
-    lane = Lane(4, bytes(32), MALLORY.peer_id, MALLORY.peer_id, bytes(16), b"", 1, 0, RunPhase.TRAIN, 0, None, ())
-    return lane.signed(MALLORY)
+    opening = Opening(4, bytes(32), MALLORY.peer_id, MALLORY.peer_id, bytes(16), stage=1)
+    return Lane(opening, 0, RunPhase.TRAIN, 0).signed(MALLORY)
 
 
 @pytest.mark.parametrize("how", HOSTILE)

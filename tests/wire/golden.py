@@ -18,7 +18,20 @@ from gossamer.protocol.messages.messages import Committed
 from gossamer.protocol.run.invite import Invite
 from gossamer.protocol.run.manifest import Manifest, SignedManifest
 from gossamer.protocol.wire import peer_pb2
-from tests.protocol.samples import ADDRESS, ALICE, HELLO, ISSUER, MEETING_ID, MESSAGES, NOW_S, OTHER_RUN_ID, RECORD, RUN_ID, UNSIGNED_HELLO
+from tests.protocol.samples import (
+    ADDRESS,
+    ALICE,
+    HELLO,
+    ISSUER,
+    MEETING_ID,
+    MESSAGES,
+    NOW_S,
+    OTHER_RUN_ID,
+    RECORD,
+    RUN_ID,
+    UNSIGNED_HELLO,
+    changed,
+)
 
 FOLDER = Path(__file__).parent
 
@@ -36,7 +49,7 @@ def golden() -> dict[str, bytes]:
         "short_nonce_hello.bin": short_nonce(),
         "unsigned_hello.bin": unsigned(),
         # as frames: read, then refused by check_hello
-        "wrong_run_hello.bin": to_frame(replace(UNSIGNED_HELLO, run_id=OTHER_RUN_ID).signed(ALICE)),
+        "wrong_run_hello.bin": to_frame(changed(UNSIGNED_HELLO, run_id=OTHER_RUN_ID).signed(ALICE)),
         "bad_signature_hello.bin": to_frame(replace(HELLO, tokens=HELLO.tokens + 1)),
         # as a frame: from a newer peer, read
         "unknown_field_hello.bin": hello + padding(5),
@@ -64,7 +77,7 @@ def varint(number: int) -> bytes:
 def short_nonce() -> bytes:
     """Return a hello frame that no message can hold."""
     frame = peer_pb2.Frame.FromString(to_frame(HELLO))
-    frame.hello.nonce = frame.hello.nonce[:15]
+    frame.hello.opening.nonce = frame.hello.opening.nonce[:15]
     return frame.SerializeToString()
 
 

@@ -12,6 +12,7 @@ from gossamer.protocol.identity import Identity
 from gossamer.protocol.messages.messages import Hello, RunPhase
 from gossamer.protocol.messages.terms import check_hello
 from tests.peer.two_sides import NOW_S, PLAIN, SEEDS, SKETCHED, TERMS, Table, membership
+from tests.protocol.samples import changed
 
 A, B = (Identity(seed) for seed in SEEDS)
 OPENED = Opened(1, tokens=640, global_step=100, phase=RunPhase.TRAIN)
@@ -46,10 +47,10 @@ def test_both_sides_derive_the_same_unique_id_and_seed() -> None:
     assert len(agreed.meeting_id) == 16 and 0 <= agreed.seed < 2**63
     assert pairing(replace(hello, phase=RunPhase.FINISH), answer) == replace(agreed, phase=RunPhase.FINISH)
     others = [
-        pairing(replace(hello, nonce=b"o" * 16), answer),
-        pairing(hello, replace(answer, nonce=b"o" * 16)),
+        pairing(changed(hello, nonce=b"o" * 16), answer),
+        pairing(hello, changed(answer, nonce=b"o" * 16)),
         pairing(replace(hello, fragment=PLAIN), answer),
-        pairing(replace(hello, run_id=b"r" * 32), answer),
+        pairing(changed(hello, run_id=b"r" * 32), answer),
         pairing(answer, hello),
     ]
     assert len({agreed.meeting_id, *(other.meeting_id for other in others)}) == len({agreed.seed, *(o.seed for o in others)}) == 6

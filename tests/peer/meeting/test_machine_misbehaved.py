@@ -15,6 +15,7 @@ from gossamer.peer.meeting.interface import MeetingOutcome, MeetingState
 from gossamer.protocol.errors import RefusalCode
 from gossamer.protocol.messages.messages import Chunk, Commit, Commitment, Hello, Message, Part, Refusal, RunPhase, Verdict
 from tests.peer.two_sides import PLAIN, SKETCHED, Seat, Table, Trainer, alone
+from tests.protocol.samples import changed
 
 OWN, PARTNER = Table(SKETCHED).identities
 HELLO = next(message for message in Table(SKETCHED).run()[1].sent if isinstance(message, Hello))  # of the responder
@@ -22,7 +23,7 @@ MEETING_ID = alone(MeetingState.RECORDING).meeting.pairing.meeting_id  # the non
 
 
 def changed_hello(**fields: Any) -> Hello:
-    return replace(HELLO, signature=b"", **fields).signed(PARTNER)
+    return changed(HELLO, signature=b"", **fields).signed(PARTNER)
 
 
 def broke(seat: Seat, *messages: Message) -> None:

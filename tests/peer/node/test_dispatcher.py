@@ -20,7 +20,7 @@ from gossamer.protocol.errors import RefusalCode, Unreachable
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.limits import PROTOCOL
 from gossamer.protocol.memory.network import MemoryNetwork
-from gossamer.protocol.messages.messages import Chunk, ContentsKind, FetchRequest, Part, Refusal
+from gossamer.protocol.messages.messages import Chunk, ContentsKind, FetchRequest, Opening, Part, Refusal
 from gossamer.protocol.messages.terms import RunTerms
 from gossamer.protocol.run.invite import Invite
 from gossamer.protocol.run.manifest import Manifest, SignedManifest
@@ -62,8 +62,8 @@ def served(*, knows: bool = True) -> MemoryNetwork:
 
 def wants(kind: ContentsKind = ContentsKind.STATE, num_bytes: int = 0) -> FetchRequest:
     credential, nonce = invite().credential_for(NEWCOMER.peer_id), secrets.token_bytes(16)
-    request = FetchRequest(PROTOCOL, SIGNED.run_id, NEWCOMER.peer_id, SEED.peer_id, nonce, kind, 0, num_bytes, 0, credential)
-    return request.signed(NEWCOMER)
+    opening = Opening(PROTOCOL, SIGNED.run_id, NEWCOMER.peer_id, SEED.peer_id, nonce, credential=credential)
+    return FetchRequest(opening, kind, 0, num_bytes).signed(NEWCOMER)
 
 
 @pytest.mark.parametrize("knows", [False, True])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,6 +17,7 @@ from gossamer.protocol.identity import Identity, PeerId
 from gossamer.protocol.messages.messages import Refusal, RunPhase
 from gossamer.protocol.streams.transport import Purpose, Stream
 from gossamer.protocol.tasks import cancel, loop_s
+from tests.protocol.samples import changed
 from tests.swarm.mallory import MALLORY, hello_to
 from tests.swarm.tiny import tiny_manifest
 from tests.swarm.world import Peer, Swarm
@@ -111,7 +111,7 @@ async def test_one_caller_after_another_that_goes_silent_does_not_keep_a_fragmen
     async def pester() -> None:
         for number in itertools.count(100):
             caller = Identity(number.to_bytes(2, "little") * 16)
-            hello = replace(hello_to(swarm, peer.peer_id), sender=caller.peer_id, signature=b"").signed(caller)
+            hello = changed(hello_to(swarm, peer.peer_id), sender=caller.peer_id, signature=b"").signed(caller)
             stream = await swarm.network.start_peer(caller.peer_id, refuses).connect(peer.peer_id, (), Purpose.MEET)
             await stream.send(hello)
             with contextlib.suppress(GossamerError):

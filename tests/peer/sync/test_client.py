@@ -23,6 +23,7 @@ from gossamer.protocol.messages.messages import Chunk, Contents, ContentsKind, F
 from gossamer.protocol.streams.transport import Purpose, Stream
 from gossamer.protocol.tasks import cancel
 from tests.peer.asking import header_of
+from tests.protocol.samples import changed
 from tests.swarm.mallory import MALLORY, nobody
 from tests.swarm.sybils import HOST, credential_of
 from tests.swarm.tiny import tiny_manifest
@@ -257,7 +258,7 @@ async def with_a_hole(stream: Stream, request: FetchRequest, header: Contents) -
 
 
 async def of_an_earlier_request(stream: Stream, request: FetchRequest, header: Contents) -> None:
-    await stream.send(replace(header, signature=b"").signed(MALLORY, *replace(request, nonce=b"o" * 16).asked))
+    await stream.send(replace(header, signature=b"").signed(MALLORY, *changed(request, nonce=b"o" * 16).asked))
 
 
 async def another_kind(stream: Stream, request: FetchRequest, header: Contents) -> None:

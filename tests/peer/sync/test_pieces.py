@@ -133,7 +133,7 @@ def test_a_whole_result_has_all_pieces(num_pieces: int) -> None:
 def test_what_peers_that_wait_for_each_other_ask_often_costs_little_with_a_large_model(tmp_path: Path) -> None:
     """16 GiB: they ask several times a second which result another one has or fetches."""
     num_pieces = 1 << 18
-    nothing: Any = SimpleNamespace(partner=FETCH.sender)
+    nothing: Any = SimpleNamespace(partner=FETCH.opening.sender)
     hashes, terms = bytes(HASH_BYTES * num_pieces), replace(TERMS, state_bytes=files.PIECE_BYTES << 18)
     fetched = Pieces(tmp_path / "state", terms.state_bytes, -1, -1)
     fetched.global_steps = dict.fromkeys(range(num_pieces), 40)
@@ -141,7 +141,7 @@ def test_what_peers_that_wait_for_each_other_ask_often_costs_little_with_a_large
 
     async def ask() -> None:
         source = StateSource(nothing, nothing, Lifecycle(), terms, nothing, coming=coming)
-        request = replace(FETCH, kind=ContentsKind.RESULT_PIECES, offset=0, num_bytes=0, stage=0)
+        request = replace(FETCH, kind=ContentsKind.RESULT_PIECES, offset=0, num_bytes=0)
         part = await source.answer(nothing, request, 0.0)
         assert (part.total_bytes, part.name) == (bits_bytes(num_pieces), coming.name)
 

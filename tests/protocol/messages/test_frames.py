@@ -21,7 +21,9 @@ from gossamer.protocol.messages.messages import (
     ContentsKind,
     FetchRequest,
     Hello,
+    Lane,
     Message,
+    Opening,
     Outcome,
     Part,
     Refusal,
@@ -34,7 +36,7 @@ from gossamer.protocol.messages.replies import PeerList
 from gossamer.protocol.run.invite import Credential
 from gossamer.protocol.wire import peer_pb2
 from tests.mutations import mutated_bytes
-from tests.protocol.samples import CREDENTIAL, HELLO, ISSUED, MESSAGES
+from tests.protocol.samples import CREDENTIAL, HELLO, ISSUED, MESSAGES, changed
 from tests.wire.golden import varint
 
 
@@ -57,15 +59,12 @@ HELD = st.builds(Credential, PEERS, st.none(), PEERS, SECONDS, exactly(32), SIGN
 CREDENTIALS = st.none() | NAMED | HELD
 VERSIONS = st.integers(0, limits.VERSIONS)
 RECORDS = st.lists(st.binary(max_size=limits.RECORD_BYTES), max_size=limits.PASSED_RECORDS).map(tuple)
+STAGES, NONCES = st.integers(0, limits.STAGES), exactly(16)
+OPENINGS = st.builds(Opening, VERSIONS, exactly(32), PEERS, PEERS, NONCES, st.just(b"") | NONCES, STAGES, CREDENTIALS, RECORDS)
 ANY_MESSAGE = st.one_of(
     st.builds(
         Hello,
-        protocol_version=VERSIONS,
-        run_id=exactly(32),
-        sender=PEERS,
-        receiver=PEERS,
-        nonce=exactly(16),
-        partner_nonce=st.just(b"") | exactly(16),
+        opening=OPENINGS,
         fragment=st.integers(0, limits.FRAGMENTS),
         codec=st.integers(0, limits.CODECS),
         tokens=st.integers(0, limits.TOKENS),
@@ -73,8 +72,6 @@ ANY_MESSAGE = st.one_of(
         sketch_bytes=SIZES,
         payload_bytes=SIZES,
         phase=st.sampled_from(RunPhase),
-        credential=CREDENTIALS,
-        records=RECORDS,
         signature=SIGNATURES,
     ),
     st.builds(Refusal, st.sampled_from(RefusalCode), st.text(max_size=limits.REFUSAL_DETAIL_CHARS)),
@@ -85,9 +82,8 @@ ANY_MESSAGE = st.one_of(
     st.builds(Committed, MEETINGS),
     st.builds(Resolve, exactly(32), MEETINGS),
     st.builds(Outcome, MEETINGS, st.booleans(), BITMAPS),
-    st.builds(
-        FetchRequest, VERSIONS, exactly(32), PEERS, PEERS, exactly(16), KINDS, SIZES, PARTS, FRAGMENTS, CREDENTIALS, RECORDS, SIGNATURES
-    ),
+    st.builds(FetchRequest, OPENINGS, KINDS, SIZES, PARTS, FRAGMENTS, SIGNATURES),
+    st.builds(Lane, OPENINGS, STEPS, st.sampled_from(RunPhase), st.integers(0, limits.WINDOW), SIGNATURES),
     st.builds(Contents, KINDS, SIZES, exactly(32), STEPS, st.just(b"") | exactly(32), SIGNATURES),
 )
 
@@ -96,6 +92,14 @@ ANY_MESSAGE = st.one_of(
 @settings(max_examples=500)
 def test_every_message_survives_a_round_trip(message: Message) -> None:
     assert from_frame(to_frame(message)) == message
+
+
+@pytest.mark.parametrize("name", ["hello", "lane", "fetch_request"])
+def test_a_first_message_without_its_opening_is_rejected(name: str) -> None:
+    frame = peer_pb2.Frame.FromString(to_frame(MESSAGES[name]))
+    getattr(frame, name).ClearField("opening")
+    with pytest.raises(BadMessage, match="a peer id must be 38 bytes"):
+        from_frame(frame.SerializeToString())
 
 
 @given(st.binary(max_size=300))
@@ -182,7 +186,7 @@ def test_unsigned_messages_are_not_encoded() -> None:
         to_frame(replace(HELLO, signature=b""))
     for incomplete in (ISSUED, replace(CREDENTIAL, signature=b"")):
         with pytest.raises(BadMessage, match="a Credential without a signature"):
-            to_frame(replace(HELLO, credential=incomplete))
+            to_frame(changed(HELLO, credential=incomplete))
 
 
 def test_the_largest_chunk_decodes_and_a_larger_frame_is_not_parsed() -> None:

@@ -19,24 +19,37 @@ from gossamer.protocol.messages.messages import (
     RunPhase,
     refusal_of,
 )
-from tests.protocol.samples import ALICE, BOB, CREDENTIAL, FETCH, HELLO, LANE, MESSAGES, NONCE, OTHER_RUN_ID, RECORD, UNSIGNED_HELLO
+from tests.protocol.samples import (
+    ALICE,
+    BOB,
+    CREDENTIAL,
+    FETCH,
+    HELLO,
+    LANE,
+    MESSAGES,
+    NONCE,
+    OPENING,
+    OTHER_RUN_ID,
+    RECORD,
+    UNSIGNED_HELLO,
+    changed,
+)
 
 WRONG: list[tuple[str, str, Any]] = [
-    ("hello", "protocol_version", -1),
-    ("hello", "protocol_version", limits.VERSIONS + 1),
-    ("hello", "run_id", b"r" * 31),
-    ("hello", "nonce", b""),
-    ("hello", "nonce", b"n" * 17),
-    ("hello", "partner_nonce", b"p" * 15),
+    ("opening", "protocol_version", -1),
+    ("opening", "protocol_version", limits.VERSIONS + 1),
+    ("opening", "run_id", b"r" * 31),
+    ("opening", "nonce", b""),
+    ("opening", "nonce", b"n" * 17),
+    ("opening", "partner_nonce", b"p" * 15),
     ("hello", "fragment", limits.FRAGMENTS + 1),
     ("hello", "codec", -1),
     ("hello", "tokens", limits.TOKENS + 1),
     ("hello", "global_step", limits.STEPS + 1),
     ("hello", "sketch_bytes", -1),
     ("hello", "payload_bytes", limits.TRANSFER_BYTES + 1),
-    ("hello", "stage", limits.STAGES + 1),
-    ("lane", "nonce", b""),
-    ("lane", "stage", -1),
+    ("opening", "stage", limits.STAGES + 1),
+    ("opening", "stage", -1),
     ("lane", "window", limits.WINDOW + 1),
     ("hop_forward", "number", limits.HOPS + 1),
     ("hop_forward", "micro_batch", b"b" * 15),
@@ -44,10 +57,8 @@ WRONG: list[tuple[str, str, Any]] = [
     ("hop_answer", "window", limits.WINDOW + 1),
     ("hop_answer", "global_step", -1),
     ("hop_notice", "number", -1),
-    ("hello", "records", (b"a", b"b", b"c", b"d")),
-    ("fetch_request", "records", (b"a", b"b", b"c", b"d")),
-    ("hello", "records", (b"a" * (limits.RECORD_BYTES + 1),)),
-    ("fetch_request", "records", (b"a" * (limits.RECORD_BYTES + 1),)),
+    ("opening", "records", (b"a", b"b", b"c", b"d")),
+    ("opening", "records", (b"a" * (limits.RECORD_BYTES + 1),)),
     ("hello", "signature", b"s" * 63),
     ("refusal", "detail", "x" * 201),
     ("chunk", "offset", -1),
@@ -66,9 +77,6 @@ WRONG: list[tuple[str, str, Any]] = [
     ("resolve", "meeting_id", b""),
     ("outcome", "meeting_id", b""),
     ("outcome", "failed_blocks", bytes(limits.CHUNK_BYTES + 1)),
-    ("fetch_request", "protocol_version", -1),
-    ("fetch_request", "run_id", b""),
-    ("fetch_request", "nonce", b"n"),
     ("fetch_request", "signature", b"s"),
     ("contents", "total_bytes", -1),
     ("contents", "sha256", b"d"),
@@ -80,10 +88,13 @@ WRONG: list[tuple[str, str, Any]] = [
 @pytest.mark.parametrize(("name", "field", "value"), WRONG, ids=lambda value: str(value)[:20])
 def test_no_message_accepts_an_invalid_value(name: str, field: str, value: object) -> None:
     with pytest.raises(BadMessage, match=field.rstrip("s") if field != "data" else "carries"):
-        replace(MESSAGES[name], **{field: value})  # type: ignore[arg-type]
+        replace(OPENING if name == "opening" else MESSAGES[name], **{field: value})  # type: ignore[arg-type]
 
 
 CHANGES: dict[str, Any] = {
+    "protocol_version": 2,
+    "partner_nonce": NONCE,
+    "stage": 2,
     "run_id": OTHER_RUN_ID,
     "sender": BOB.peer_id,
     "receiver": ALICE.peer_id,
@@ -92,8 +103,6 @@ CHANGES: dict[str, Any] = {
     "records": (),
 }
 HELLO_CHANGES: dict[str, Any] = CHANGES | {
-    "protocol_version": 2,
-    "partner_nonce": NONCE,
     "fragment": 0,
     "codec": 3,
     "tokens": 1,
@@ -101,34 +110,26 @@ HELLO_CHANGES: dict[str, Any] = CHANGES | {
     "sketch_bytes": 65,
     "payload_bytes": 2001,
     "phase": RunPhase.FINISH,
-    "stage": 1,
     "own_steps": 1,
 }
 REQUEST_CHANGES: dict[str, Any] = CHANGES | {
-    "protocol_version": 2,
     "kind": ContentsKind.MANIFEST,
     "offset": 0,
     "num_bytes": 5,
     "fragment": 1,
-    "stage": 1,
 }
-LANE_CHANGES: dict[str, Any] = CHANGES | {
-    **{name: HELLO_CHANGES[name] for name in ("partner_nonce", "global_step", "phase")},
-    "protocol_version": 5,
-    "stage": 2,
-    "window": 3,
-}
+LANE_CHANGES: dict[str, Any] = CHANGES | {"global_step": 121, "phase": RunPhase.FINISH, "window": 3}
 
 
 @pytest.mark.parametrize(
     ("message", "changes"), [(HELLO, HELLO_CHANGES), (FETCH, REQUEST_CHANGES), (LANE, LANE_CHANGES)], ids=["hello", "request", "lane"]
 )
 def test_a_signature_covers_every_field(message: Hello | FetchRequest | Lane, changes: dict[str, Any]) -> None:
-    assert set(changes) == {field.name for field in fields(message)} - set(message.UNSIGNED)
+    assert set(changes) == {field.name for part in (message, message.opening) for field in fields(part)} - {"opening", *message.UNSIGNED}
     message.verify(ALICE.peer_id)
     for field, value in changes.items():
         with pytest.raises(BadSignature):
-            replace(message, **{field: value}).verify(ALICE.peer_id)
+            changed(message, **{field: value}).verify(ALICE.peer_id)
 
 
 @pytest.mark.parametrize(
@@ -143,16 +144,16 @@ def test_a_signature_covers_every_field(message: Hello | FetchRequest | Lane, ch
     ],
 )
 def test_a_hello_signature_covers_every_field_of_its_credential(field: str, value: Any) -> None:
-    changed = replace(HELLO, credential=replace(CREDENTIAL, **{field: value}))
+    hello = changed(HELLO, credential=replace(CREDENTIAL, **{field: value}))
     with pytest.raises(BadSignature):
-        changed.verify(ALICE.peer_id)
+        hello.verify(ALICE.peer_id)
 
 
 def test_a_hello_signature_covers_the_borders_of_records() -> None:
     record = RECORD.to_bytes()
-    hello = replace(UNSIGNED_HELLO, records=(record,)).signed(ALICE)
+    hello = changed(UNSIGNED_HELLO, records=(record,)).signed(ALICE)
     with pytest.raises(BadSignature):
-        replace(hello, records=(record[:100], record[100:])).verify(ALICE.peer_id)
+        changed(hello, records=(record[:100], record[100:])).verify(ALICE.peer_id)
 
 
 def test_a_signature_by_another_key_is_invalid() -> None:
@@ -166,9 +167,9 @@ def test_a_commitment_covers_meeting_and_payload() -> None:
     commitment = MESSAGES["commitment"]
     assert isinstance(commitment, Commitment)
     commitment.verify(ALICE.peer_id)
-    for changed in (replace(commitment, meeting_id=bytes(16)), replace(commitment, sha256=bytes(32))):
+    for other in (replace(commitment, meeting_id=bytes(16)), replace(commitment, sha256=bytes(32))):
         with pytest.raises(BadSignature):
-            changed.verify(ALICE.peer_id)
+            other.verify(ALICE.peer_id)
     with pytest.raises(BadSignature):
         commitment.verify(BOB.peer_id)
 
@@ -206,7 +207,7 @@ def test_a_header_signature_covers_every_field(change: dict[str, Any]) -> None:
 )
 def test_a_reply_cannot_be_replayed_to_another_request(change: dict[str, Any]) -> None:
     with pytest.raises(BadSignature):
-        contents().verify(BOB.peer_id, *replace(FETCH, **change).asked)
+        contents().verify(BOB.peer_id, *changed(FETCH, **change).asked)
 
 
 @pytest.mark.parametrize("loss", [float("nan"), float("inf"), -1.0, 1000.5, 1.7e308])

@@ -49,9 +49,10 @@ from tests.protocol.samples import (
     TERMS,
     UNSIGNED_HELLO,
     UNSIGNED_LANE,
+    changed,
 )
 
-ANSWER = replace(
+ANSWER = changed(
     UNSIGNED_HELLO,
     sender=BOB.peer_id,
     receiver=ALICE.peer_id,
@@ -99,7 +100,7 @@ def test_valid_hellos_pass() -> None:
     ids=str,
 )
 def test_each_fault_of_an_opening_has_its_code(change: dict[str, Any], code: RefusalCode) -> None:
-    assert code_of(lambda: check(replace(UNSIGNED_HELLO, **change).signed(ALICE))) is code
+    assert code_of(lambda: check(changed(UNSIGNED_HELLO, **change).signed(ALICE))) is code
 
 
 @pytest.mark.parametrize(
@@ -115,14 +116,14 @@ def test_each_fault_of_an_opening_has_its_code(change: dict[str, Any], code: Ref
     ids=str,
 )
 def test_each_fault_of_an_answer_has_its_code(change: dict[str, Any], code: RefusalCode) -> None:
-    assert code_of(lambda: check_answer(replace(ANSWER, **change).signed(BOB))) is code
+    assert code_of(lambda: check_answer(changed(ANSWER, **change).signed(BOB))) is code
 
 
 def test_a_refusal_is_no_misbehaviour_of_the_partner() -> None:
     with pytest.raises(Refused):
-        check(replace(UNSIGNED_HELLO, run_id=OTHER_RUN_ID).signed(ALICE))
+        check(changed(UNSIGNED_HELLO, run_id=OTHER_RUN_ID).signed(ALICE))
     with pytest.raises(BadMessage, match="addressed to another peer"):
-        check(replace(UNSIGNED_HELLO, receiver=MALLORY.peer_id).signed(ALICE))
+        check(changed(UNSIGNED_HELLO, receiver=MALLORY.peer_id).signed(ALICE))
     with pytest.raises(BadMessage, match="in the name of another peer"):
         check_hello(HELLO, TERMS, BOB.peer_id, MALLORY.peer_id, NOW_S)
 
@@ -136,14 +137,14 @@ def test_a_forwarded_or_reflected_hello_is_rejected() -> None:
 
 def test_a_forged_hello_is_misbehaviour_of_the_partner() -> None:
     with pytest.raises(BadSignature):
-        check(replace(HELLO, tokens=1))
+        check(changed(HELLO, tokens=1))
     with pytest.raises(BadSignature):
         check(UNSIGNED_HELLO.signed(MALLORY))
 
 
 def test_the_version_is_checked_before_the_signature() -> None:
     with pytest.raises(Refused) as caught:
-        check(replace(HELLO, protocol_version=2))
+        check(changed(HELLO, protocol_version=2))
     assert caught.value.code is RefusalCode.WRONG_VERSION
 
 
@@ -185,7 +186,7 @@ def test_an_invite_run_rejects_all_other_peers(shown: Credential | None, reason:
 def test_a_copied_credential_is_useless() -> None:
     copied = RECORD.credential
     assert copied == CREDENTIAL
-    stolen = replace(UNSIGNED_HELLO, sender=MALLORY.peer_id, credential=copied).signed(MALLORY)
+    stolen = changed(UNSIGNED_HELLO, sender=MALLORY.peer_id, credential=copied).signed(MALLORY)
     with pytest.raises(Refused, match="forged"):
         check_hello(stolen, TERMS, BOB.peer_id, MALLORY.peer_id, NOW_S)
 
@@ -200,7 +201,7 @@ def test_an_allow_list_admits_only_its_members() -> None:
 
 def test_an_open_run_admits_every_peer() -> None:
     check_member(MALLORY.peer_id, None, replace(TERMS, access="open"), NOW_S)
-    check(replace(UNSIGNED_HELLO, credential=None).signed(ALICE), replace(TERMS, access="open"))
+    check(changed(UNSIGNED_HELLO, credential=None).signed(ALICE), replace(TERMS, access="open"))
 
 
 @pytest.mark.parametrize(("own_steps", "far"), [(0, False), (199, False), (320, False), (321, True)])
@@ -212,7 +213,7 @@ def test_global_steps_may_differ_up_to_the_limit_of_the_manifest(own_steps: int,
 
 
 def test_without_an_own_hello_global_steps_are_not_compared() -> None:
-    check_hello(replace(UNSIGNED_HELLO, global_step=10**9).signed(ALICE), TERMS, BOB.peer_id, ALICE.peer_id, NOW_S)
+    check_hello(changed(UNSIGNED_HELLO, global_step=10**9).signed(ALICE), TERMS, BOB.peer_id, ALICE.peer_id, NOW_S)
 
 
 def test_phases_must_agree() -> None:
@@ -229,7 +230,7 @@ def test_a_revoked_peer_may_request_only_the_revocations() -> None:
         held.add(Revocation(TERMS.run_id, ISSUER.peer_id, name, 1_700_000_000).signed(ISSUER))
     terms = replace(TERMS, revocations=held)
     for kind in ContentsKind:
-        request = replace(FETCH, kind=kind).signed(ALICE)
+        request = changed(FETCH, kind=kind).signed(ALICE)
         if kind is ContentsKind.REVOCATIONS:
             check_fetch(request, terms, BOB.peer_id, ALICE.peer_id, NOW_S)
         else:
@@ -276,7 +277,7 @@ def check_first(lane: Lane) -> None:
     check_lane(lane, STAGE_TERMS, BOB.peer_id, ALICE.peer_id, NOW_S)
 
 
-LANE_ANSWER = replace(
+LANE_ANSWER = changed(
     UNSIGNED_LANE,
     sender=BOB.peer_id,
     receiver=ALICE.peer_id,
@@ -292,7 +293,7 @@ BELOW = replace(STAGE_TERMS, stage=StageTerms(0, 3, 516, 2112, 4))
 def test_valid_lanes_pass() -> None:
     check_first(LANE)
     check_lane(LANE_ANSWER.signed(BOB), BELOW, ALICE.peer_id, BOB.peer_id, NOW_S, own_lane=LANE)
-    check_first(replace(UNSIGNED_LANE, stage=3, window=1).signed(ALICE))
+    check_first(changed(UNSIGNED_LANE, stage=3, window=1).signed(ALICE))
 
 
 @pytest.mark.parametrize(
@@ -308,7 +309,7 @@ def test_valid_lanes_pass() -> None:
     ids=str,
 )
 def test_each_fault_of_a_lane_has_its_code(change: dict[str, Any], code: RefusalCode) -> None:
-    assert code_of(lambda: check_first(replace(UNSIGNED_LANE, **change).signed(ALICE))) is code
+    assert code_of(lambda: check_first(changed(UNSIGNED_LANE, **change).signed(ALICE))) is code
 
 
 def check_request(request: FetchRequest) -> None:
@@ -336,17 +337,17 @@ def test_each_fault_of_any_first_message_has_its_code(
     first: Hello | FetchRequest | Lane, checked: Callable[[Any], None], change: dict[str, Any], code: RefusalCode
 ) -> None:
     checked(first.signed(ALICE))
-    assert code_of(lambda: checked(replace(first, **change).signed(ALICE))) is code
+    assert code_of(lambda: checked(changed(first, **change).signed(ALICE))) is code
 
 
 @pytest.mark.parametrize("change", [{"partner_nonce": b"x" * 16}, {"nonce": NONCE}, {"window": 0}], ids=str)
 def test_an_answer_to_another_lane_is_misbehaviour(change: dict[str, Any]) -> None:
-    answer = replace(LANE_ANSWER, **change).signed(BOB)
+    answer = changed(LANE_ANSWER, **change).signed(BOB)
     with pytest.raises(BadMessage):
         check_lane(answer, BELOW, ALICE.peer_id, BOB.peer_id, NOW_S, own_lane=LANE)
 
 
 def test_a_request_for_the_weights_of_another_stage_is_refused() -> None:
-    check_stage(replace(FETCH, stage=2), STAGE_TERMS)
+    check_stage(changed(FETCH, stage=2), STAGE_TERMS)
     for stage in (0, 1, 3):
-        assert code_of(lambda stage=stage: check_stage(replace(FETCH, stage=stage), STAGE_TERMS)) is RefusalCode.WRONG_TERMS  # type: ignore[misc]
+        assert code_of(lambda stage=stage: check_stage(changed(FETCH, stage=stage), STAGE_TERMS)) is RefusalCode.WRONG_TERMS  # type: ignore[misc]
