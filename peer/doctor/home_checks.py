@@ -14,7 +14,8 @@ from gossamer.peer.doctor.finding import Finding, fail, ok, skipped, warn
 from gossamer.peer.machine.config import saved_settings
 from gossamer.peer.machine.home import ANOTHER_HOME
 from gossamer.peer.machine.port import free_port
-from gossamer.peer.node.credential_renewal import latest_credential
+from gossamer.peer.node.membership_watch import latest_credential
+from gossamer.protocol.run.invite import FOR_THE_RUN
 from gossamer.protocol.run.manifest import ProgramManifest
 
 SOON_S = 3 * 24 * 3600  # a warning for an invite that expires within this time
@@ -106,8 +107,10 @@ def invite(case: Case) -> Finding:
     if own is None and found.credential.subject is not None:
         return fail(f"it is for {found.credential.subject}, and this home has no key yet", "use the home folder of that peer (--home)")
     if own is not None and (latest := latest_credential(case.home, found.credential, found.run_id, own.peer_id)) is not None:
-        found = replace(found, credential=latest)  # renewed since
+        found = replace(found, credential=latest)
     found.check(own.peer_id if own else found.credential.issuer, time.time())
+    if found.credential.not_after_s == FOR_THE_RUN:
+        return ok(f"for run {found.run_id.hex()[:12]}, of which this peer is a member")
     left_s, until = found.credential.not_after_s - time.time(), datetime.fromtimestamp(found.credential.not_after_s, UTC)
     sentence = f"for run {found.run_id.hex()[:12]}, good until {until:%Y-%m-%d %H:%M} UTC"
     return ok(sentence) if left_s > SOON_S else warn(sentence, "ask the host for a later expiry: after this date no peer meets this one")

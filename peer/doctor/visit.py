@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from gossamer.peer.machine.home import Home, write_whole
 from gossamer.peer.machine.runtime_folder import runtime_folder
-from gossamer.peer.node.credential_renewal import latest_credential
+from gossamer.peer.node.membership_watch import latest_credential
 from gossamer.peer.swarm.address_book import AddressBook
 from gossamer.peer.swarm.membership import OwnCredential
 from gossamer.peer.sync.client import FetchClient

@@ -34,7 +34,7 @@ def need_manifest(home: Home) -> SignedManifest:
 def checked_invite(home: Home, text: str | None, ask: str, move: str) -> tuple[Identity, Invite | None]:
     """Return this peer's identity and the checked invite, None to go on with the run of the home, which is created if it is missing.
 
-    A peer that starts again with its own invite may do so after the invite has expired: others renew its membership. `ask` and `move` are
+    A peer that starts again with its own invite may do so after the invite has expired: its membership lasts longer. `ask` and `move` are
     the hints where there is no invite, and where the home holds another run. Raises BadInvite or BadSettings.
     """
     invite, held = None if text is None else Invite.from_text(text), held_manifest(home)

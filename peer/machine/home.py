@@ -41,7 +41,7 @@ class Home:
         self.manifest: Final = self.path / "manifest.bin"  # signed by the run's host
         self.config: Final = self.path / "config.toml"  # local settings; may be absent
         self.invite: Final = self.path / "invite.txt"
-        self.credential: Final = self.path / "credential"  # renewed by the issuer of the invite; absent until then
+        self.credential: Final = self.path / "credential"  # in this peer's name, by the issuer of the invite; absent until that gave it
         self.revocations: Final = self.path / "revocations"  # signed revocations of invites and members
         self.invites: Final = self.path / "invites.json"  # uses of the invites for anybody that this peer has issued
         self.members: Final = self.path / "members.json"  # who has used them

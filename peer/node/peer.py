@@ -20,10 +20,10 @@ from gossamer.peer.machine.states import BUILDING
 from gossamer.peer.meeting.driver import Caller, OwnSide
 from gossamer.peer.node.anti_entropy import AntiEntropy
 from gossamer.peer.node.arrival import find_run
-from gossamer.peer.node.credential_renewal import CredentialRenewal, latest_credential
 from gossamer.peer.node.dispatcher import Answer, Dispatcher
 from gossamer.peer.node.final_averaging import FinalAveraging
 from gossamer.peer.node.meetings import Meetings
+from gossamer.peer.node.membership_watch import MembershipWatch, latest_credential
 from gossamer.peer.node.node import Node
 from gossamer.peer.node.partner_file import PartnerFile
 from gossamer.peer.node.partner_search import Searches
@@ -106,7 +106,7 @@ class Member:
     reporter: SwarmReporter
     presence: Presence | None
     anti_entropy: AntiEntropy
-    renewal: CredentialRenewal
+    watch: MembershipWatch
     curve: CurveReader
 
 
@@ -233,11 +233,11 @@ class NodePeer:
         manifest = signed.manifest()
         member = self.member = self._make_member(signed, manifest, network)
         member.gossip.take_all(named)
-        member.renewal.load_revocations()
+        member.watch.load_revocations()
         self._emit(RunKnown.of(manifest))
         self._emit(ProcessReported("joining", BUILDING))
         async with asyncio.TaskGroup() as tasks:
-            work = [member.anti_entropy.run(), member.renewal.run(), member.curve.run(), self._take_stored(member.gossip)]
+            work = [member.anti_entropy.run(), member.watch.run(), member.curve.run(), self._take_stored(member.gossip)]
             work += [member.presence.run()] if member.presence else []
             loops = [tasks.create_task(loop) for loop in work]
             if self._trainer is not None and member.presence is not None:
@@ -318,7 +318,7 @@ class NodePeer:
             reporter,
             presence if self._trainer else None,
             AntiEntropy(client, gossip, bootstraps, network.connected, self._rng),
-            CredentialRenewal(self._home, membership, client, gossip, issued, self._rng, self._emit),
+            MembershipWatch(self._home, membership, client, gossip, issued, self._rng, self._emit),
             CurveReader.of(sources, self._identity.peer_id, self._emit, self.lifecycle),
         )
 

@@ -23,7 +23,7 @@ BARE_RECORD_S = 90
 
 @dataclass(slots=True)
 class OwnCredential:
-    """The credential that this peer shows: one for everything that shows it, for it is renewed while the peer runs."""
+    """The credential that this peer shows: one for everything that shows it, for the issuer replaces it while the peer runs."""
 
     current: Credential | None = None
 

@@ -31,7 +31,7 @@ CONNECT_S = 15.0
 
 @dataclass(slots=True)
 class FetchClient:
-    """Opens streams to sources as this peer. The credential is replaced when it is renewed."""
+    """Opens streams to sources as this peer. The credential is replaced by one in this peer's name."""
 
     identity: Identity
     run_id: bytes

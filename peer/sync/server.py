@@ -28,7 +28,6 @@ from gossamer.protocol.messages.terms import RunTerms, check_fetch
 from gossamer.protocol.streams.transport import Stream
 from gossamer.protocol.tasks import cancel, loop_s
 
-MEMBER_S = 30 * 24 * 3600  # for which an issuer renews a credential
 OF_NEWCOMERS = (ContentsKind.MANIFEST, ContentsKind.PEER_LIST)
 OF_RUNS = (ContentsKind.STATE, ContentsKind.RESULT)
 OF_WEIGHTS = (*OF_RESULT, ContentsKind.STATE, ContentsKind.SLOW)
@@ -103,7 +102,7 @@ class FetchServer:
                 shown = self.terms.revocations.shown_to(request.opening.sender, request.opening.credential)
                 data, name = shown.to_bytes(), shown.digest()
             case ContentsKind.CREDENTIAL:
-                data = self._renew_credential(request)
+                data = self._named_credential(request)
             case ContentsKind.RUN_CURVE:
                 self._budgets.allow_curve(stream.partner)
                 data = self.curve()
@@ -124,15 +123,14 @@ class FetchServer:
         await take_chunks(stream, Part.CONTENTS, request.num_bytes, parts.append)
         return b"".join(parts)
 
-    def _renew_credential(self, request: FetchRequest) -> bytes:
-        """Renew the sender's credential, where we issued it. Raises Refused."""
-        credential = request.opening.credential
+    def _named_credential(self, request: FetchRequest) -> bytes:
+        """Give the sender a credential in its own name, where we issued the one that it shows. Raises Refused."""
+        sender, credential = request.opening.sender, request.opening.credential
         if credential is None or credential.issuer != self.identity.peer_id or credential.not_after_s <= self.now_s():
             raise Refused(RefusalCode.NOT_FOUND, "no valid invite from this issuer")
-        if credential.subject is None and credential.bearer is not None and not self.admit(request.opening.sender, credential.bearer):
+        if credential.subject is None and credential.bearer is not None and not self.admit(sender, credential.bearer):
             raise Refused(RefusalCode.NOT_FOUND, "the invite has been used as often as it may be")
-        until_s = max(int(self.now_s()) + MEMBER_S, credential.not_after_s)
-        return write_unframed(credential.renewed(self.identity, request.opening.run_id, request.opening.sender, until_s))
+        return write_unframed(credential.named(self.identity, request.opening.run_id, sender))
 
     async def _send(self, stream: Stream, request: FetchRequest, answer: ServedPart) -> None:
         sha256 = hashlib.sha256(answer.data).digest()

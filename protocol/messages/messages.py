@@ -189,7 +189,7 @@ class ContentsKind(IntEnum):
     RESULT_PIECES = 8  # bitmap of the result's pieces that the source has, lowest bit first; empty if it has none
     PEER_LIST = 9  # peer exchange: records of members; the requester's observed address
     REVOCATIONS = 10  # the revocations that the source knows
-    CREDENTIAL = 11  # the requester's own credential with a later expiry date, from its issuer
+    CREDENTIAL = 11  # the requester's credential in its own name, until it is revoked, from its issuer
     RESULT_AGREED = 12  # no bytes; the header names the result that the source has seen agreed, and of which it has all pieces
 
 

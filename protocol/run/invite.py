@@ -29,6 +29,8 @@ from gossamer.protocol.identity import Identity, PeerId, Signed, signable
 from gossamer.protocol.limits import Bounded
 from gossamer.protocol.wire import peer_pb2
 
+FOR_THE_RUN: Final = limits.UNIX_SECONDS  # expiry date of a credential that lasts until it is revoked
+
 
 @dataclass(frozen=True, slots=True)
 class Credential(Signed):
@@ -39,7 +41,7 @@ class Credential(Signed):
 
     issuer: PeerId
     subject: PeerId | None  # the named peer; None: the holder of the bearer key
-    bearer: PeerId | None  # public key of the invite; with a subject, a renewed credential: the invite with which the peer joined
+    bearer: PeerId | None  # public key of the invite; with a subject: of the invite with which the peer joined
     not_after_s: int  # expiry date, Unix seconds
     bootstraps_sha256: bytes  # 32 bytes; digest of the bootstrap addresses in the invite
     signature: bytes = b""  # the issuer's, over the run id and the fields above
@@ -81,10 +83,9 @@ class Credential(Signed):
         elif self.subject != holder:
             raise BadSignature(f"a credential for {self.subject}, not for {holder}")
 
-    def renewed(self, issuer: Identity, run_id: bytes, holder: PeerId, not_after_s: int) -> Credential:
-        """Return a credential with another expiry date for `holder` alone. It keeps the bearer key, so that the invite can be revoked."""
-        renewed = replace(self, subject=holder, not_after_s=not_after_s, signature=b"", bearer_signature=b"")
-        return renewed.signed(issuer, run_id)
+    def named(self, issuer: Identity, run_id: bytes, holder: PeerId) -> Credential:
+        """Return a credential for `holder` alone that lasts for the run. It keeps the bearer key, so that the invite can be revoked."""
+        return replace(self, subject=holder, not_after_s=FOR_THE_RUN, signature=b"", bearer_signature=b"").signed(issuer, run_id)
 
 
 def _bearer_bytes(run_id: bytes, holder: PeerId) -> bytes:

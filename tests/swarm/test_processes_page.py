@@ -38,7 +38,7 @@ BACKGROUND = {
     "Presence._announce_for_ever": "the same",
     "Presence._look_for_ever": "the same",
     "Presence._report_for_ever": "the same",
-    "CredentialRenewal.run": "the membership's expiry and revocations",
+    "MembershipWatch.run": "the membership and revocations",
     "StateSync._rest": "the pause between two decisions about weights",
     "NodePeer.__init__": "construction of the node",
     "NodePeer._make_member": "the same",

@@ -23,7 +23,7 @@ def invite(address: str) -> str:
 
 
 def test_a_member_starts_again_with_its_invite_after_that_has_expired(tmp_path: Path) -> None:
-    """A script or a container names the invite at each start; others renew the membership meanwhile."""
+    """A script or a container names the invite at each start; the issuer has given it a membership that lasts."""
     home, expired = Home(tmp_path / "home"), invite("192.0.2.1")
     with pytest.raises(BadInvite, match="expired"):
         checked_invite(home, expired, "", "")

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from gossamer.peer.node import credential_renewal
+from gossamer.peer.node import membership_watch
 from gossamer.peer.node.anti_entropy import AGAIN_S, EVERY_S, MANY_PEERS, QUICK_ROUNDS
 from gossamer.protocol.identity import PeerId
 from gossamer.protocol.memory import virtual_time
@@ -21,7 +21,7 @@ from tests.swarm.healing import RUN, Resident
 
 @pytest.fixture(autouse=True)
 def no_other_calls(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(credential_renewal, "ROUND_S", 1e9)
+    monkeypatch.setattr(membership_watch, "ROUND_S", 1e9)
 
 
 async def silent(purpose: Purpose, stream: Stream) -> None:

@@ -1,8 +1,8 @@
-"""Revocations, the closing of invites that are used up, and the renewal of this peer's own credential.
+"""Revocations, the closing of invites that are used up, and this peer's own credential.
 
 A revoked peer is not called any more, and its Hellos, requests and records fail the check against the run's terms. It may still fetch the
-revocation: only the issuer's signature ends a node; refusals by other peers lead to a warning. An issuer signs a later end date for any
-member in force that asks (peer/sync/server.py), so a member stays until it is revoked, or until no issuer was reachable for a month.
+revocation: only the issuer's signature ends a node; refusals by other peers lead to a warning. An invite's expiry limits who joins: its
+issuer gives any member that asks a credential for the whole run, in the member's own name (peer/sync/server.py).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from gossamer.protocol.identity import PeerId
 from gossamer.protocol.messages.messages import ContentsKind
 from gossamer.protocol.messages.revocations import Revocation, need_credential, read_revocations
 from gossamer.protocol.messages.terms import RunTerms, check_revocation
-from gossamer.protocol.run.invite import Credential, closing_of
+from gossamer.protocol.run.invite import FOR_THE_RUN, Credential, closing_of
 from gossamer.protocol.tasks import loop_s
 
 log = logging.getLogger(__name__)
@@ -33,15 +33,14 @@ log = logging.getLogger(__name__)
 ROUND_S = 30.0
 ASK_S = 10.0  # for an answer
 DAY_S = 24 * 3600
-RENEW_S = 20 * DAY_S  # before its end a credential is renewed
 WARN_S = 7 * DAY_S
 UNWANTED = 3
 TOPIC = "membership"
 
 
 @dataclass(slots=True)
-class CredentialRenewal:
-    """Take in revocations, and keep this peer's credential in force. `warned` is the warning that the operator sees now."""
+class MembershipWatch:
+    """Take in revocations, and get this peer a credential in its name. `warned` is the warning that the operator sees now."""
 
     home: Home
     membership: Membership
@@ -59,14 +58,14 @@ class CredentialRenewal:
         return self.membership.terms
 
     async def run(self) -> None:
-        """Ask, renew and warn until cancelled. Raises RunRefusesUs once an issuer has revoked this peer."""
+        """Ask and warn until cancelled. Raises RunRefusesUs once an issuer has revoked this peer."""
         while True:
             self.load_revocations()
             await self._close_used_up()
             self._pass_over_revoked()
             await self._ask_for_revocations()
             self._end_if_revoked()
-            await self._renew()
+            await self._ask_to_be_named()
             self._warn()
             await asyncio.sleep(self.rng.uniform(0.5, 1.5) * ROUND_S)
 
@@ -128,12 +127,10 @@ class CredentialRenewal:
         with contextlib.suppress(OSError):
             await asyncio.to_thread(keep_revocations, self.home, list(self.terms.revocations))
 
-    async def _renew(self) -> None:
-        """Ask the issuer for a credential that lasts longer, and at once for one in this peer's name."""
+    async def _ask_to_be_named(self) -> None:
+        """Ask the issuer for a credential in this peer's name that lasts for the run."""
         credential = self.membership.credential
-        if credential is None or self.client.identity.peer_id in self.terms.issuers:
-            return
-        if credential.subject is not None and self._left_s() > RENEW_S:
+        if credential is None or credential.not_after_s == FOR_THE_RUN or self.client.identity.peer_id in self.terms.issuers:
             return
         for issuer in [
             entry for entry in self.gossip.book.everybody(loop_s()) if entry.peer_id == credential.issuer and not entry.failures
@@ -145,11 +142,11 @@ class CredentialRenewal:
                 await asyncio.to_thread(write_whole, self.home.credential, data)
                 return
 
-    def _take_over(self, renewed: Credential, old: Credential) -> None:
-        renewed.check(self.client.run_id, self.client.identity.peer_id)
-        if renewed.issuer != old.issuer or (old.subject is not None and renewed.not_after_s <= old.not_after_s):
-            raise BadMessage("a credential that is no renewal of ours")
-        self.membership.own_credential.current = renewed
+    def _take_over(self, named: Credential, old: Credential) -> None:
+        named.check(self.client.run_id, self.client.identity.peer_id)
+        if named.issuer != old.issuer or named.not_after_s != FOR_THE_RUN:
+            raise BadMessage("a credential that does not replace ours")
+        self.membership.own_credential.current = named
 
     def _left_s(self) -> float:
         credential = self.membership.credential
@@ -186,16 +183,17 @@ def membership_warning(left_s: float, *, is_unwanted: bool) -> str:
         days = max(1, round(left_s / DAY_S))
         return (
             f"this peer's membership ends in {days} {'day' if days == 1 else 'days'}, and the issuer of its invite was "
-            "not reachable to renew it: ask the host to start its peer, or for a new invite"
+            "not reachable to prolong it: ask the host to start its peer, or for a new invite"
         )
     return ""
 
 
 def latest_credential(home: Home, from_invite: Credential | None, run_id: bytes, me: PeerId) -> Credential | None:
-    """Return the credential to show: the renewed one in the home, where it is ours, by this invite, and lasts longer than the invite's."""
+    """Return the credential to show: the one in the home, where it is ours, by this invite, and lasts longer than the invite's."""
     with contextlib.suppress(OSError, PeerMisbehaved):
         kept = need_credential(home.credential.read_bytes())
         kept.check(run_id, me)
-        if from_invite is None or (kept.bearer == from_invite.bearer and kept.not_after_s >= from_invite.not_after_s):
+        invite = from_invite or kept
+        if (kept.issuer, kept.bearer) == (invite.issuer, invite.bearer) and kept.not_after_s >= invite.not_after_s:
             return kept  # of another invite it may have been revoked, which is why there is a new one
     return from_invite
