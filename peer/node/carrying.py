@@ -279,7 +279,7 @@ class Carrying:
         now_s = loop_s()
         taken = self._calling | {open_lane.lane.partner for open_lane in self.pipeline.lanes.values()}
         holders = self.peer_exchange.book.holders(stage, now_s)
-        return [entry for entry in holders if entry.peer_id not in taken and entry.backs_off_until_s <= now_s]
+        return [entry for entry in holders if entry.peer_id not in taken and entry.callable_s <= now_s]
 
     def _call(self, stage: int) -> None:
         candidates = self._candidates(stage)
@@ -344,7 +344,7 @@ class Carrying:
             raise Refused(code)
         if is_from_below and not carrier.is_complete:
             raise Refused(RefusalCode.NOT_READY, f"nobody holds {self.stage.name_of(self._next_stage)}")
-        if self.peer_exchange.book.get(partner).unwelcome_until_s > loop_s():  # turns are those of meetings, with mates
+        if self.peer_exchange.book.get(partner).welcome_s > loop_s():  # turns are those of meetings, with mates
             raise Refused(RefusalCode.BUSY, "backing off after a lane with you that fell silent")
         own = [open_lane for open_lane in self.pipeline.lanes.values() if open_lane.lane.partner == partner]
         if (

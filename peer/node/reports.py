@@ -75,7 +75,7 @@ class NodeReports:
         """Call everybody again once p2pd was replaced: what failed while there was none was no failure of theirs."""
         if (pid := self._network.daemon_pid) not in (0, self._daemon_pid):
             if self._daemon_pid:
-                self._peer.book.forget_failures(loop_s())
+                self._peer.book.forget_failures()
             self._daemon_pid = pid
 
     async def _report_connections(self) -> None:

@@ -22,6 +22,7 @@ from gossamer.protocol.addresses import network_seen, with_peer
 from gossamer.protocol.errors import GossamerError
 from gossamer.protocol.identity import PeerId
 from gossamer.protocol.messages.records import MemberRecord
+from gossamer.protocol.newest import keep_newest
 from gossamer.protocol.run.invite import Credential
 
 log = logging.getLogger(__name__)
@@ -78,7 +79,7 @@ class AddressBook:
         entry.finished = record.finished
         entry.paused = record.paused
         if now_s - entry.seen_s > SILENCE_S:
-            entry.is_back(now_s)
+            entry.end_back_off()
         entry.seen_s = now_s
         entry.record = record
 
@@ -101,18 +102,15 @@ class AddressBook:
 
     def shows(self, peer_id: PeerId, credential: Credential | None) -> None:
         """Note the credential that a known peer has shown in a Hello."""
-        if peer_id in self._entries:
-            self._entries[peer_id].shown = credential
+        self.get(peer_id).shown = credential
 
     def note_global_step(self, peer_id: PeerId, global_step: int) -> None:
         """Note the global step that a known peer has signed in an answer: newer than its record."""
-        if peer_id in self._entries:
-            self._entries[peer_id].global_step = global_step
+        self.get(peer_id).global_step = global_step
 
     def connected(self, peer_id: PeerId, observed: str) -> None:
         """Note the multiaddr at which a connection shows a known peer, empty if that is unknown."""
-        if peer_id in self._entries:
-            self._entries[peer_id].network = network_seen(observed)
+        self.get(peer_id).network = network_seen(observed)
 
     def note_meeting(self, peer_id: PeerId, now_s: float, global_step: int, *, took_s: float = 0.0, finished: bool = False) -> None:
         """Note a completed meeting, how long it took, the partner's global step, and whether it has reached the end of the run."""
@@ -123,9 +121,8 @@ class AddressBook:
         entry.typical_s = max(took_s, entry.typical_s + 0.2 * (took_s - entry.typical_s))
         entry.global_step, entry.global_step_at_s = global_step, now_s
         entry.seen_s = now_s
-        entry.failures = entry.refusals = 0
-        entry.breaks_off = False
-        entry.backs_off_until_s = entry.unwelcome_until_s = now_s
+        entry.end_back_off()
+        entry.refusals, entry.breaks_off = 0, False
         self._last.append(peer_id)
 
     def note_held(self, peer_id: PeerId, now_s: float, took_s: float, *, breaks_off: bool = False) -> None:
@@ -139,14 +136,14 @@ class AddressBook:
 
     def note_carried(self, peer_id: PeerId, now_s: float) -> None:
         """Note that a hop was answered between a known peer and us. It gets no vote by that: it holds another stage."""
-        entry = self._entries.get(peer_id)
-        if entry is not None and now_s - entry.hop_s >= HOP_S:
+        entry = self.get(peer_id)
+        if now_s - entry.hop_s >= HOP_S:
             entry.num_hops, entry.hop_s = min(PARTNER_HOPS, entry.num_hops + 1), now_s
 
     def note_hop(self, peer_id: PeerId, now_s: float) -> None:
         """Note a hop, or an answer to one, as a sign of a live peer; one that has left stays away."""
-        entry = self._entries.get(peer_id)
-        if entry is not None and now_s - entry.seen_s < FORGET_S:
+        entry = self.get(peer_id)
+        if now_s - entry.seen_s < FORGET_S:
             entry.seen_s = now_s
 
     def note_failure(self, peer_id: PeerId, now_s: float, waited_s: float = 0.0) -> None:
@@ -164,7 +161,7 @@ class AddressBook:
     def note_refusal(self, peer_id: PeerId, now_s: float, most_s: float = BACK_OFF_REFUSED_S) -> None:
         """Back off from a peer that answers but does not meet us: longer each time, at most `most_s`."""
         entry = self._entry(peer_id, now_s)
-        entry.backs_off_until_s = max(entry.rests_until_s, now_s + min(most_s, BACK_OFF_S * 2 ** min(entry.refusals, 16)))
+        entry.backs_off_until_s = now_s + min(most_s, BACK_OFF_S * 2 ** min(entry.refusals, 16))
         entry.failures = 0
         entry.refusals += 1
         self._learn_success(entry, met=False)
@@ -175,38 +172,34 @@ class AddressBook:
         entry.finished = entry.finished or finished
         entry.backs_off_until_s = max(entry.backs_off_until_s, now_s + BACK_OFF_S)
 
-    def forget_refusals(self, now_s: float) -> None:
+    def forget_refusals(self) -> None:
         """End every back-off after a refusal, but no rest: our weights have changed."""
         for entry in self._entries.values():
             if entry.refusals:
-                entry.refusals, entry.backs_off_until_s = 0, max(entry.rests_until_s, now_s)
+                entry.refusals, entry.backs_off_until_s = 0, 0.0
 
-    def forget_failures(self, now_s: float) -> None:
+    def forget_failures(self) -> None:
         """End every back-off after a failure, and all turns, but no rest: our own network failed."""
         self._turns = Turns()
         for entry in self._entries.values():
             if entry.failures:
-                entry.is_back(now_s)
+                entry.end_back_off()
                 entry.breaks_off = False
 
     def note_no_answer(self, peer_id: PeerId, now_s: float) -> None:
         """Back off from a peer that did not answer a request other than a meeting; adds no entry."""
-        if peer_id in self._entries:
-            self._back_off(self._entries[peer_id], now_s)
+        self._back_off(self.get(peer_id), now_s)
 
     def note_answer(self, peer_id: PeerId, now_s: float) -> None:
         """Note that a peer has just answered: it is reachable."""
-        entry = self._entries.get(peer_id)
-        if entry is not None:
-            entry.seen_s = now_s
-            if entry.failures:
-                entry.is_back(now_s)
+        entry = self.get(peer_id)
+        entry.seen_s = now_s
+        if entry.failures:
+            entry.end_back_off()
 
     def rest(self, peer_id: PeerId, now_s: float, seconds: float) -> None:
         """Neither call a peer nor answer its calls for so long: what it has sent is wrong."""
-        entry = self._entry(peer_id, now_s)
-        entry.rests_until_s = entry.unwelcome_until_s = now_s + seconds
-        entry.backs_off_until_s = max(entry.backs_off_until_s, now_s + seconds)
+        self._entry(peer_id, now_s).rests_until_s = now_s + seconds
 
     def note_leaving(self, peer_id: PeerId, now_s: float) -> None:
         """Take a peer that leaves for not live until a newer record of it arrives."""
@@ -216,9 +209,7 @@ class AddressBook:
     def ban(self, peer_id: PeerId, now_s: float, why: str) -> None:
         """Ban a peer that violated the protocol, for a day. The log says why."""
         log.warning("%s is banned for a day: %s", peer_id.short(), why)
-        self._banned_until_s[peer_id] = now_s + BAN_S
-        while len(self._banned_until_s) > MAX_BANS:
-            del self._banned_until_s[min(self._banned_until_s, key=lambda banned: self._banned_until_s[banned])]
+        keep_newest(self._banned_until_s, peer_id, now_s + BAN_S, MAX_BANS)
 
     def is_banned(self, peer_id: PeerId, now_s: float) -> bool:
         """Return whether a peer is banned now."""
@@ -227,11 +218,11 @@ class AddressBook:
     def is_welcome(self, peer_id: PeerId, now_s: float) -> bool:
         """Return whether we answer a call of this peer."""
         entry = self.get(peer_id)
-        return max(entry.unwelcome_until_s, self._turns.of(entry)) <= now_s
+        return max(entry.welcome_s, self._turns.of(entry)) <= now_s
 
     def everybody(self, now_s: float) -> list[KnownPeer]:
         """Return the live peers of all stages, those in back-off included, in the order in which they were added."""
-        return [entry for entry in self._entries.values() if self._is_live(entry, now_s)]
+        return [entry for entry in self.seen_lately(now_s) if not entry.paused]
 
     def live(self, now_s: float) -> list[KnownPeer]:
         """Return the live peers with whom we may share weights, as `everybody`: in a staged run, those that hold no other stage."""
@@ -272,7 +263,7 @@ class AddressBook:
         return [entry for entry in self._entries.values() if entry.addresses and not self.is_banned(entry.peer_id, now_s)]
 
     def get(self, peer_id: PeerId) -> KnownPeer:
-        """Return what is known of a peer; an empty entry, which is not kept, if that is nothing."""
+        """Return what is known of a peer; where that is nothing, an empty entry, which is not kept, nor what is noted in it."""
         return self._entries.get(peer_id) or KnownPeer(peer_id)
 
     def announced(self, now_s: float) -> list[KnownPeer]:
@@ -299,7 +290,7 @@ class AddressBook:
 
     def _callable_s(self, entry: KnownPeer) -> float:
         """Return from when a peer may be called."""
-        return max(entry.backs_off_until_s, self._turns.of(entry))
+        return max(entry.callable_s, self._turns.of(entry))
 
     def _back_off(self, entry: KnownPeer, now_s: float, waited_s: float = 0.0) -> None:
         back_off_s = min(BACK_OFF_FAILED_S, max(BACK_OFF_S * 2 ** min(entry.failures, 16), BACK_OFF_PER_WAIT * waited_s))
@@ -354,9 +345,6 @@ class AddressBook:
             :KEPT
         ]
 
-    def _is_live(self, entry: KnownPeer, now_s: float) -> bool:
-        return now_s - entry.seen_s < FORGET_S and not entry.paused and not self.is_banned(entry.peer_id, now_s)
-
     def _entry(self, peer_id: PeerId, now_s: float) -> KnownPeer:
         entry = self._entries.get(peer_id)
         if entry is None:
@@ -368,10 +356,11 @@ class AddressBook:
     def _forget_one(self, now_s: float) -> None:
         """Remove a peer that is not live or fails; else, of strangers, the oldest of the most common origin."""
         num_from = Counter(origin for entry in self._entries.values() for origin in entry.origins)
+        live = {entry.peer_id for entry in self.everybody(now_s)}
 
         def badness(entry: KnownPeer) -> tuple[bool, int, bool, int, int]:
             num_alike = sum(num_from[origin] for origin in entry.origins if origin)
-            return not self._is_live(entry, now_s), entry.failures, not entry.is_partner, -entry.meetings, num_alike
+            return entry.peer_id not in live, entry.failures, not entry.is_partner, -entry.meetings, num_alike
 
         worst = max(self._entries.values(), key=badness)  # the first of equals
         del self._entries[worst.peer_id]

@@ -28,9 +28,9 @@ class KnownPeer:
     global_step_at_s: float = -math.inf  # when it last sent us its global step itself, in a Hello
     failures: int = 0  # in a row: not reached, or broke off
     refusals: int = 0  # in a row: answered, but did not meet us
-    backs_off_until_s: float = 0.0
-    unwelcome_until_s: float = 0.0  # its own calls are refused too
-    rests_until_s: float = 0.0  # the same, whatever it announces: what it has sent is wrong
+    backs_off_until_s: float = 0.0  # it is not called
+    unwelcome_until_s: float = 0.0  # its own calls are refused
+    rests_until_s: float = 0.0  # both, whatever it announces or answers: what it has sent is wrong
     network: str = ""  # in which a connection has shown it; empty: it shares a relay with others, or no connection has
     was_met: bool = False  # a meeting with it completed in an earlier session
     num_hops: int = 0  # in a staged run: answered between us, in this session or earlier ones; one in HOP_S, PARTNER_HOPS at most
@@ -104,11 +104,20 @@ class KnownPeer:
         times, least_s = TIMEOUT
         return max(least_s, times * self.typical_s) if self.is_familiar else math.inf
 
+    @property
+    def callable_s(self) -> float:
+        """From when it may be called."""
+        return max(self.backs_off_until_s, self.rests_until_s)
+
+    @property
+    def welcome_s(self) -> float:
+        """From when its calls are answered."""
+        return max(self.unwelcome_until_s, self.rests_until_s)
+
     def is_newer(self, record: MemberRecord) -> bool:
         """Return whether this record is newer than ours."""
         return self.record is None or record.supersedes(self.record)
 
-    def is_back(self, now_s: float) -> None:
-        """Forget its failures and end its back-off, but not its rest."""
-        back_off_s = max(self.rests_until_s, min(self.backs_off_until_s, now_s))
-        self.failures, self.backs_off_until_s, self.unwelcome_until_s = 0, back_off_s, max(self.rests_until_s, now_s)
+    def end_back_off(self) -> None:
+        """Forget its failures, and call and answer it again; a rest goes on."""
+        self.failures, self.backs_off_until_s, self.unwelcome_until_s = 0, 0.0, 0.0

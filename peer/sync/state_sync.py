@@ -414,4 +414,4 @@ class StateSync:
     def _reset_refusals(self) -> None:
         """Forget all refusals, ours and those in the book: they were about weights, or a global step, that are gone."""
         self._forget_refusals()
-        self.groups.book.forget_refusals(loop_s())
+        self.groups.book.forget_refusals()

@@ -211,8 +211,8 @@ async def test_a_bootstrap_node_serves_the_manifest_and_keeps_announced_members(
 
 async def test_failures_are_forgotten_once_p2pd_was_replaced(home: Home, start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     home.manifest.write_bytes(SIGNED.to_bytes())
-    forgotten: list[float] = []
-    monkeypatch.setattr(AddressBook, "forget_failures", lambda book, now_s: forgotten.append(now_s))
+    forgotten: list[AddressBook] = []
+    monkeypatch.setattr(AddressBook, "forget_failures", lambda book: forgotten.append(book))
     monkeypatch.setattr(reports, "REPORT_S", 0.01)
     running = start(trains=False)
     network = await running.until("serving")

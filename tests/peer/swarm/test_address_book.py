@@ -130,7 +130,7 @@ def test_a_call_does_not_end_a_back_off_and_new_weights_end_that_after_refusals(
     for peer in (A, B):
         book.note_call(peer.peer_id, 1.0, 0)
     assert book.choose(1.0, random.Random(0)) is None
-    book.forget_refusals(2.0)
+    book.forget_refusals()
     assert set(choices(book, 2.0)) == {str(B.peer_id)}
 
 
@@ -144,7 +144,7 @@ def test_failures_of_our_own_network_end_every_back_off_but_no_rest() -> None:
     book.note_held(B.peer_id, 1.0, 30.0, breaks_off=True)
     book.rest(C.peer_id, 1.0, 600.0)
     book.note_failure(C.peer_id, 1.0)
-    book.forget_failures(2.0)
+    book.forget_failures()
     for peer in (A, B, D):
         assert book.is_welcome(peer.peer_id, 2.0) and book.get(peer.peer_id).is_familiar
         assert book.soonest_s(2.0, {A.peer_id, B.peer_id, C.peer_id, D.peer_id} - {peer.peer_id}) == 2.0

@@ -99,6 +99,6 @@ def test_a_refusal_and_new_weights_of_ours_end_no_rest() -> None:
     book.note_refusal(entry.peer_id, 11.0)
     book.rest(entry.peer_id, 12.0, 600.0)
     book.note_refusal(entry.peer_id, 13.0)
-    assert entry.backs_off_until_s == 612.0
-    book.forget_refusals(14.0)
-    assert entry.backs_off_until_s == 612.0
+    assert entry.callable_s == 612.0
+    book.forget_refusals()
+    assert entry.callable_s == entry.welcome_s == 612.0
