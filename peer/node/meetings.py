@@ -95,7 +95,7 @@ class Meetings:
         """Choose a partner that is not in `tried`, add it there, and meet it; None when there is nobody to call, or no call may begin."""
         if not self._may_call(fragment):
             return None
-        partner = self.peer_exchange.book.choose(loop_s(), self.rng, exclude=tried | self._called(), shunned=self.shunned())
+        partner = self.peer_exchange.book.choose(loop_s(), self.rng, tried | self._called())
         if partner is None:
             tried.clear()
             return None
@@ -109,16 +109,11 @@ class Meetings:
     async def until_callable(self, pause_s: float, until_s: float) -> None:
         """Wait until a partner can be called, `pause_s` at least, or for the end of one of our meetings; RECHECK_S at most."""
         now_s = loop_s()
-        soonest_s = self.peer_exchange.book.soonest_s(now_s, self.shunned() | self._called())
+        soonest_s = self.peer_exchange.book.soonest_s(now_s, self._called())
         callable_s = math.inf if soonest_s is None or not self._has_room else max(soonest_s, now_s + pause_s)
         with suppress(TimeoutError):
             async with asyncio.timeout_at(min(callable_s, until_s, now_s + RECHECK_S)):
                 await self._changes.wait()
-
-    def shunned(self) -> set[PeerId]:
-        """Return the live peers that rest after harmful messages."""
-        live = (entry.peer_id for entry in self.peer_exchange.book.live(loop_s()))
-        return self.records.shunned(live, self.peer_exchange.time.local_s())
 
     def _may_call(self, fragment: int) -> bool:
         is_free = fragment not in self.active and fragment not in self.lifecycle.stale

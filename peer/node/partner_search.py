@@ -93,7 +93,7 @@ class Searches:
             if meetings.completed[fragment] < goal.num_completed and loop.time() >= goal.until_s:
                 return False
         else:
-            soonest_s = meetings.peer_exchange.book.soonest_s(loop.time(), meetings.shunned())
+            soonest_s = meetings.peer_exchange.book.soonest_s(loop.time())
             if soonest_s is None or max(soonest_s, loop.time()) >= goal.until_s:
                 return False
             finish = await meetings.try_next(fragment, tried)

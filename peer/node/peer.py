@@ -134,7 +134,7 @@ class NodePeer:
     ) -> None:
         self._home, self._run, self._identity, self._trainer = home, run, identity, trainer
         self._rng, self._emit, self._wait_for_peers, self._has_weights = rng, emit, wait_for_peers, has_weights
-        self.book = AddressBook(identity.peer_id)
+        self.book = AddressBook(identity.peer_id, lambda peer: self.records.is_shunned(peer, self.time.local_s()))
         self.time = SwarmTime(local_s)
         self.lifecycle = Lifecycle()
         self.throttle = Throttle()

@@ -1,8 +1,8 @@
 """The address book: which peers this peer may meet, and the choice of the next partner.
 
 An entry means only that a peer with this key may be at this address, and only a newer record of the same peer replaces an older one. The
-choice is uniform over the peers that are live, not in back-off and not banned. In a large enough swarm it skips the last partners: NoLoCo's
-mixing needs random pairs (`optim/noloco.py`); a fixed rotation diverges.
+choice is uniform over the peers that are live and neither banned, nor in back-off, nor at rest. In a large enough swarm it skips the last
+partners: NoLoCo's mixing needs random pairs (`optim/noloco.py`); a fixed rotation diverges.
 
 `now_s` is a monotonic clock (the event loop's). Nothing here waits. All sizes are bounded, whatever other peers send.
 """
@@ -13,7 +13,7 @@ import json
 import logging
 import random
 from collections import Counter, deque
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from gossamer.peer.swarm.known_peer import HOP_S, PARTNER_HOPS, KnownPeer
@@ -43,10 +43,13 @@ AVOIDED = 3  # last partners that are skipped, if there are enough others
 
 
 class AddressBook:
-    """Peers by id. Not thread-safe. In a staged run, `live` and what follows from it leave out those that hold another stage."""
+    """Peers by id. Not thread-safe. In a staged run, `live` and what follows from it leave out those that hold another stage.
 
-    def __init__(self, me: PeerId) -> None:
-        self._me = me
+    `rests` returns whether a peer rests by its record: it is not called, and counts as absent.
+    """
+
+    def __init__(self, me: PeerId, rests: Callable[[PeerId], bool] = lambda peer: False) -> None:
+        self._me, self._rests = me, rests
         self.stage = 0  # in a staged run: our own, plus one, once it is known
         self._entries: dict[PeerId, KnownPeer] = {}
         self._banned_until_s: dict[PeerId, float] = {}
@@ -216,7 +219,7 @@ class AddressBook:
         return self._banned_until_s.get(peer_id, now_s) > now_s
 
     def is_welcome(self, peer_id: PeerId, now_s: float) -> bool:
-        """Return whether we answer a call of this peer."""
+        """Return whether we answer a call of this peer, unless it rests by its record."""
         entry = self.get(peer_id)
         return max(entry.welcome_s, self._turns.of(entry)) <= now_s
 
@@ -263,7 +266,7 @@ class AddressBook:
         return [entry for entry in self._entries.values() if entry.addresses and not self.is_banned(entry.peer_id, now_s)]
 
     def get(self, peer_id: PeerId) -> KnownPeer:
-        """Return what is known of a peer; where that is nothing, an empty entry, which is not kept, nor what is noted in it."""
+        """Return what is known of a peer; of an unknown one, an empty entry, which is not kept: what is noted there is lost."""
         return self._entries.get(peer_id) or KnownPeer(peer_id)
 
     def announced(self, now_s: float) -> list[KnownPeer]:
@@ -274,11 +277,9 @@ class AddressBook:
         """Return the newest record of each peer that is not banned and has one, expired ones too."""
         return [entry.record for entry in self._entries.values() if entry.record is not None and not self.is_banned(entry.peer_id, now_s)]
 
-    def choose(
-        self, now_s: float, rng: random.Random, *, exclude: Collection[PeerId] = (), shunned: Collection[PeerId] = ()
-    ) -> KnownPeer | None:
-        """Choose the next partner; None if there is nobody to call now. `exclude` is skipped this time, `shunned` counts as absent."""
-        known = [entry for entry in self.live(now_s) if entry.peer_id not in shunned]
+    def choose(self, now_s: float, rng: random.Random, exclude: Collection[PeerId] = ()) -> KnownPeer | None:
+        """Choose the next partner, none of `exclude`; None if there is nobody to call now."""
+        known = self._partners(now_s)
         familiar = [entry for entry in known if entry.is_familiar]
         if familiar and self._success_rate < 1.0 and rng.random() >= self._success_rate:
             known = familiar
@@ -304,10 +305,13 @@ class AddressBook:
             rate, least = SUCCESS_RATE
             self._success_rate = max(least, self._success_rate + rate * (met - self._success_rate))
 
-    def soonest_s(self, now_s: float, shunned: Collection[PeerId] = ()) -> float | None:
-        """Return when the first back-off of a live peer ends (now, if one is in none); None if there is no live peer but `shunned` ones."""
-        live = (entry for entry in self.live(now_s) if entry.peer_id not in shunned)
-        return min((max(now_s, self._callable_s(entry)) for entry in live), default=None)
+    def soonest_s(self, now_s: float, exclude: Collection[PeerId] = ()) -> float | None:
+        """Return when the first partner, none of `exclude`, may be called (now, if one may); None if there is none."""
+        partners = (entry for entry in self._partners(now_s) if entry.peer_id not in exclude)
+        return min((max(now_s, self._callable_s(entry)) for entry in partners), default=None)
+
+    def _partners(self, now_s: float) -> list[KnownPeer]:
+        return [entry for entry in self.live(now_s) if not self._rests(entry.peer_id)]
 
     def entry_addresses(self, now_s: float) -> list[str]:
         """Return the addresses of the best peers, each with its peer's id, live or not: bootstrap addresses for the next session."""

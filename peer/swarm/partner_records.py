@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import math
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass
 from typing import Annotated, Final
 
@@ -246,13 +246,11 @@ class PartnerRecords:
 
     def is_shunned(self, peer: PeerId, now_s: float) -> bool:
         """Return whether a partner rests: it is not called, and its calls are refused."""
+        if not self._any_rest:
+            return False
         record = self.get(peer)
         since_s, until_s = self._origins_rest(peer, record)
         return record.rests(now_s) or since_s <= now_s < until_s
-
-    def shunned(self, peers: Iterable[PeerId], now_s: float) -> set[PeerId]:
-        """Return those of some peers that are shunned."""
-        return {peer for peer in peers if self._any_rest and self.is_shunned(peer, now_s)}
 
     def why_shunned(self, peer: PeerId, now_s: float) -> str:
         """Return, for the partner itself, why it is not met now and for how long."""
@@ -305,7 +303,7 @@ class PartnerRecords:
         self.num_changes += 1
         while len(self._records) > MAX_RECORDS:
             del self._records[min(self._records, key=self._is_worth_keeping)]  # of equals the one that changed longest ago
-        self._any_rest = any(record.refused_s for record in self._records.values())
+        self._any_rest = any(record.rest_s for record in self._records.values())
         self._origins = defaultdict(_Origin)
         for record in self._records.values():
             for name in record.origins:

@@ -99,6 +99,21 @@ def test_the_choice_is_uniform_over_the_ready_peers() -> None:
     assert book.choose(0.5, rng, exclude={excluded.peer_id, *ids(*ready)}) is None and book.choose(FORGET_S, rng) is None
 
 
+def test_a_partner_at_rest_counts_as_absent() -> None:
+    resting = {A.peer_id}
+    book = AddressBook(ME.peer_id, resting.__contains__)
+    book.learn(record(A), 0.0)
+    assert book.choose(0.0, random.Random(0)) is None and book.soonest_s(0.0) is None
+    book.learn(record(B), 0.0)
+    book.note_meeting(A.peer_id, 0.0, 1)
+    for _ in range(40):
+        book.note_failure(B.peer_id, 0.0)
+    assert choices(book, BACK_OFF_FAILED_S) == {str(B.peer_id): 300}, "nobody familiar is there beside the stranger"
+    assert book.soonest_s(0.0) == BACK_OFF_FAILED_S
+    resting.clear()
+    assert book.soonest_s(0.0) == 0.0 and choices(book, BACK_OFF_FAILED_S)[str(A.peer_id)] > 200
+
+
 def test_the_last_partners_are_skipped_in_a_large_swarm_only() -> None:
     few, many = book_of(A, B), book_of(*(somebody(number) for number in range(1, 9)))
     for book, met in ((few, (A, B)), (many, (D, A, B, C))):
