@@ -328,14 +328,14 @@ class NodePeer:
         rng, emit = self._rng, self._emit
         carrying = ward = None
         if plan.stage is not None:
-            from gossamer.peer.node.staging import make_carrying, make_ward  # only staged runs load it
+            from gossamer.peer.node.staging import make_staged_parts  # only staged runs load it
 
             self.book.stage = sources.client.stage = terms.own_stage
             lifecycle.hold(terms.own_stage)
-            carrying = make_carrying(
-                own, membership, lifecycle, gossip, network.transport, sources.groups, rng, emit, lambda *since: source.gave_weights(*since)
-            )
-            ward = make_ward(self._home, membership, lifecycle, sources, carrying.waiting, self.time.now_s, link.fits, rng, emit)
+            carrying, ward = make_staged_parts(
+                self._home, own, membership, lifecycle, gossip, network.transport, sources, rng, emit,
+                lambda *since: source.gave_weights(*since),
+            )  # fmt: skip
         caller = Caller(network.transport, self.book, terms.run_id)
         meetings = Meetings(
             membership, lifecycle, caller, gossip, own, rng, lambda *ended: node.on_meeting_done(*ended), self.records, emit

@@ -13,7 +13,6 @@ from gossamer.peer.machine.home import Home, write_whole
 from gossamer.peer.meeting.driver import OwnSide
 from gossamer.peer.meeting.line import Line
 from gossamer.peer.node.carrying import Carrying
-from gossamer.peer.node.lasting import HeldShare
 from gossamer.peer.node.mates import Mates
 from gossamer.peer.node.rebalancing import Rebalancing
 from gossamer.peer.node.stage_end import StageEnd
@@ -111,44 +110,24 @@ async def probe_line(sources: Sources, line: Line, pipeline: Pipeline) -> None:
         await asyncio.sleep(PROBE_AGAIN_S)
 
 
-def make_ward(
+def make_staged_parts(
     home: Home,
-    membership: Membership,
-    lifecycle: Lifecycle,
-    own_sources: Sources,
-    waiting: HeldShare,
-    now_s: Callable[[], float],
-    fits: tuple[int, ...],
-    rng: random.Random,
-    emit: Callable[[Event], None],
-) -> Ward:
-    """Make what keeps a copy of the next stage. `membership` is on terms that hold our stage, and `own_sources` asks as a holder of it.
-
-    `waiting` is the share of time in which own trainer has no work; `now_s` returns the swarm's Unix time.
-    """
-    assert membership.terms.stage is not None
-    asking = replace(own_sources.client, stage=membership.terms.own_stage % membership.terms.stage.count + 1)
-    mates = Mates(membership, lifecycle, own_sources)
-    rebalancing = Rebalancing(mates, fits, waiting, now_s, rng)
-    return Ward(home, membership, lifecycle, Sources(asking, own_sources.groups, rng), mates, rebalancing, fits, rng, emit)
-
-
-def make_carrying(
     own: OwnSide,
     membership: Membership,
     lifecycle: Lifecycle,
     exchange: PeerExchange,
     transport: Transport,
-    groups: SybilGroups,
+    own_sources: Sources,
     rng: random.Random,
     emit: Callable[[Event], None],
     gave_weights: Callable[[PeerId, float], bool],
-) -> Carrying:
-    """Make what carries the hops of a peer that holds a stage. `membership` is on terms that hold the stage.
+) -> tuple[Carrying, Ward]:
+    """Make what carries the hops of a peer that holds a stage, and what keeps a copy of the next stage.
 
-    `gave_weights` returns whether a peer has had weights of ours since a moment; loop time.
+    `membership` is on terms that hold the stage, and `own_sources` asks as a holder of it. `gave_weights` returns whether a peer has had
+    weights of ours since a moment; loop time.
     """
-    stage = membership.terms.stage
+    stage, groups, fits = membership.terms.stage, own_sources.groups, own.link.fits
     assert stage is not None
     report = StageReport(stage, exchange.book, emit, gave_weights)
     pipeline = Pipeline(
@@ -162,4 +141,7 @@ def make_carrying(
     )
     end = StageEnd(pipeline.carrier, exchange.book, groups, membership.total_steps, membership.terms.max_clock_gap_steps)
     carrying = Carrying(membership, lifecycle, transport, exchange, pipeline, own.link, rng, report, groups, end)
-    return carrying
+    mates = Mates(membership, lifecycle, own_sources)
+    rebalancing = Rebalancing(mates, fits, carrying.waiting, exchange.time.now_s, rng)
+    next_sources = Sources(replace(own_sources.client, stage=membership.terms.own_stage % stage.count + 1), groups, rng)
+    return carrying, Ward(home, membership, lifecycle, next_sources, mates, rebalancing, fits, rng, emit)
