@@ -72,7 +72,7 @@ class AntiEntropy:
         seen: list[KnownPeer] = []
         lost: list[KnownPeer] = []
         for entry in self.peer_exchange.book.known(loop_s()):
-            (seen if entry.record is not None and self.peer_exchange.is_in_force(entry.record) else lost).append(entry)
+            (seen if self.peer_exchange.is_in_force(entry.record) else lost).append(entry)
         chosen = {entry.peer_id: entry.addresses for entry in (*self._sample(lost, LOST), *self._sample(seen, SEEN))}
         if self.bootstraps and self.rng.random() * len(seen) < MANY_PEERS * self.peer_exchange.familiar:
             peer = self.rng.choice(list(self.bootstraps))

@@ -35,8 +35,8 @@ class Mates:
         return self.membership.terms.own_stage
 
     def claims(self) -> list[KnownPeer]:
-        """Return the peers that claim our stage and are not paused."""
-        return [entry for entry in self.sources.book.claimed(self.own_stage, loop_s()) if not entry.paused]
+        """Return the live peers that claim our stage."""
+        return self.sources.book.holders(self.own_stage, loop_s())
 
     async def ask(self, peers: Sequence[KnownPeer]) -> None:
         """Ask the first ASKED of these peers, and note which of them give the weights of our stage."""

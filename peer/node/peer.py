@@ -198,9 +198,7 @@ class NodePeer:
         """Return the peers with a record in force."""
         if self.member is None:
             return set()
-        gossip = self.member.gossip
-        known = ((entry.peer_id, entry.record) for entry in self.book.announced(loop_s()))
-        return {peer for peer, record in known if record is not None and gossip.is_in_force(record)}
+        return {entry.peer_id for entry in self.book.everybody(loop_s()) if self.member.gossip.is_in_force(entry.record)}
 
     def stop(self) -> None:
         """Have `run` end in order: no new meeting, LEAVE_S for those in progress, and farewells to the directory."""

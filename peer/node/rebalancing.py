@@ -119,7 +119,7 @@ class Rebalancing:
         """Return whether a holder of the other stage gives its weights, of about our global step."""
         own, lifecycle = self.mates.sources, self.mates.lifecycle
         sources = Sources(replace(own.client, stage=stage), own.groups, self.rng)
-        there = [entry for entry in self._claimed(stage) if not entry.paused]
+        there = self._groups.book.holders(stage, loop_s())
         asked = self.rng.sample(there, min(ASKED, len(there)))
         answers = await sources.ask_for_headers(asked, ANSWER_S)
         most_apart_steps = self.mates.membership.terms.max_clock_gap_steps

@@ -10,6 +10,7 @@ import random
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import TypeGuard
 
 from gossamer.peer.swarm.address_book import AddressBook
 from gossamer.peer.swarm.swarm_time import SwarmTime
@@ -62,16 +63,16 @@ class PeerExchange:
         for raw in members:
             with suppress(GossamerError, ValueError):
                 record = MemberRecord.from_bytes(raw)
-                was_known = self._has_record_in_force(record.peer_id)
+                was_known = self.is_in_force(self.book.get(record.peer_id).record)
                 self.take(record)
-                if record.peer_id != by and self._has_record_in_force(record.peer_id):
+                if record.peer_id != by and self.is_in_force(self.book.get(record.peer_id).record):
                     self.familiar += FAMILIARITY * (was_known - self.familiar)
 
     def records_for(self, partner: PeerId, most: int = PASSED_RECORDS) -> tuple[bytes, ...]:
         """Choose records for a partner: our own, and a random sample of those of reachable peers."""
         known = [entry.record for entry in self.book.announced(loop_s()) if entry.peer_id != partner and not entry.failures]
-        others = [record for record in known if record is not None and self.is_in_force(record)]
-        own = [self.own] if self.own is not None and self.is_in_force(self.own) else []
+        others = [record for record in known if self.is_in_force(record)]
+        own = [self.own] if self.is_in_force(self.own) else []
         return tuple(record.to_bytes() for record in (own + self.rng.sample(others, min(most, len(others))))[:most])
 
     def peer_list(self, asker: PeerId, observed: str, most_bytes: int) -> bytes:
@@ -83,10 +84,6 @@ class PeerExchange:
         """Return the key of a peer's Sybil group: in an open run its own id; None where its invite is unknown."""
         return peer if self.terms.access == "open" else sybil_group_key(peer, self.book.get(peer).credential, self.terms)
 
-    def _has_record_in_force(self, peer_id: PeerId) -> bool:
-        record = self.book.get(peer_id).record
-        return record is not None and self.is_in_force(record)
-
-    def is_in_force(self, record: MemberRecord) -> bool:
-        """Return whether a record is valid and does not expire soon."""
-        return record.expires_s >= self.time.now_s() + LAST_WORD_S
+    def is_in_force(self, record: MemberRecord | None) -> TypeGuard[MemberRecord]:
+        """Return whether there is a record and it does not expire soon."""
+        return record is not None and record.expires_s >= self.time.now_s() + LAST_WORD_S

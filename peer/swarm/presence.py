@@ -227,7 +227,7 @@ class SwarmReporter:
                 self._emit(event)
         self._reported = now
         known = (entry.record for entry in self._peer_exchange.book.known(now_s))
-        tokens = sum(record.tokens for record in known if record is not None and self._peer_exchange.is_in_force(record))
+        tokens = sum(record.tokens for record in known if self._peer_exchange.is_in_force(record))
         if abs(tokens - self._reported_tokens) > NEWS * self._reported_tokens:
             self._reported_tokens = tokens
             self._emit(OthersTrained(tokens))
