@@ -53,9 +53,7 @@ class Meetings:
     _numbers: itertools.count[int] = field(init=False)  # an earlier node of the same trainer used other numbers
     active: dict[int, Driver] = field(default_factory=dict)  # by fragment
     completed: Counter[int] = field(default_factory=Counter)  # meetings so far, by fragment
-    _num_outbound: int = 0
     typical_s: float = FIRST_TYPICAL_S  # typical duration of a completed meeting
-    inbound: set[PeerId] = field(default_factory=set)
     _next: set[int] = field(default_factory=set)  # fragments for which a caller waits already
     _changes: Changes = field(default_factory=Changes)  # notified at the end of each meeting
 
@@ -95,21 +93,17 @@ class Meetings:
         """Choose a partner that is not in `tried`, add it there, and meet it; None when there is nobody to call, or no call may begin."""
         if not self._may_call(fragment):
             return None
-        partner = self.peer_exchange.book.choose(loop_s(), self.rng, tried | self._called())
+        partner = self.peer_exchange.book.choose(loop_s(), self.rng, tried | self._partners(called=True))
         if partner is None:
             tried.clear()
             return None
         tried.add(partner.peer_id)
-        self._num_outbound += 1
-        try:
-            return await self._run_meeting(partner.peer_id, None, fragment, None)
-        finally:
-            self._num_outbound -= 1
+        return await self._run_meeting(partner.peer_id, None, fragment, None)
 
     async def until_callable(self, pause_s: float, until_s: float) -> None:
         """Wait until a partner can be called, `pause_s` at least, or for the end of one of our meetings; RECHECK_S at most."""
         now_s = loop_s()
-        soonest_s = self.peer_exchange.book.soonest_s(now_s, self._called())
+        soonest_s = self.peer_exchange.book.soonest_s(now_s, self._partners(called=True))
         callable_s = math.inf if soonest_s is None or not self._has_room else max(soonest_s, now_s + pause_s)
         with suppress(TimeoutError):
             async with asyncio.timeout_at(min(callable_s, until_s, now_s + RECHECK_S)):
@@ -119,13 +113,13 @@ class Meetings:
         is_free = fragment not in self.active and fragment not in self.lifecycle.stale
         return is_free and self.lifecycle.may_meet and self._has_room
 
-    def _called(self) -> set[PeerId]:
-        """Return the partners of the meetings that we have begun."""
-        return {active.meeting.partner for active in self.active.values() if active.meeting.initiates}
+    def _partners(self, *, called: bool) -> set[PeerId]:
+        """Return the partners of the meetings that we have begun, or that they have."""
+        return {active.meeting.partner for active in self.active.values() if active.meeting.initiates is called}
 
     @property
     def _has_room(self) -> bool:
-        return self._num_outbound < MAX_OUTBOUND and not self._is_full
+        return len(self._partners(called=True)) < MAX_OUTBOUND and not self._is_full
 
     @property
     def _is_full(self) -> bool:
@@ -150,13 +144,10 @@ class Meetings:
         while (active := self.active.get(hello.fragment)) is not None:
             await self._wait_behind(active, partner)
             self._need_fit(hello, stream)  # the state may have changed meanwhile
-        if len(self.inbound) >= MAX_INBOUND or partner in self.inbound or self._is_full:
+        inbound = self._partners(called=False)
+        if len(inbound) >= MAX_INBOUND or partner in inbound or self._is_full:
             raise Refused(RefusalCode.BUSY, "in as many meetings as I allow")
-        self.inbound.add(partner)
-        try:
-            await self._run_meeting(partner, stream, hello.fragment, hello)
-        finally:
-            self.inbound.discard(partner)
+        await self._run_meeting(partner, stream, hello.fragment, hello)
 
     def _need_fit(self, hello: Hello, stream: Stream) -> None:
         """Raise Refused, or PeerMisbehaved, unless we may meet the sender of this Hello."""

@@ -88,7 +88,7 @@ def test_hundreds_of_meetings_leave_nothing_behind(tmp_path: Path) -> None:
             for _ in range(60):
                 assert await a.node.searches.search(0)
             await asyncio.sleep(10.0)
-            sizes.append((len(asyncio.all_tasks()), len(a.book), len(a.node.meetings.active), len(b.node.meetings.inbound)))
+            sizes.append((len(asyncio.all_tasks()), len(a.book), len(a.node.meetings.active), len(b.node.meetings.active)))
             for peer in (a, b):
                 assert not list(peer.payloads.path("x").parent.iterdir())
                 assert all(fragment.meeting is None for fragment in peer.trainer.replica.fragments)
