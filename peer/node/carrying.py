@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import math
 import random
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -85,7 +86,6 @@ class Carrying:
     _calling: set[PeerId] = field(default_factory=set)
     _agreed: set[PeerId] = field(default_factory=set)  # of these: both sides have greeted, and a bulk stream opens
     _calls: set[asyncio.Task[None]] = field(default_factory=set)
-    _retired: set[int] = field(default_factory=set)  # lanes that end with their last hop
     _redrawn_s: float = 0.0
     _uncalled_s: float = 0.0  # since when no lane from the stage below is open; loop time
     _without_lane: Lasting = field(default_factory=Lasting)  # a neighbouring stage has no lane with us while we train
@@ -261,18 +261,12 @@ class Carrying:
 
     def _retire(self) -> None:
         """Draw a lane anew each minute, if there are other holders; a lane ends when its last hop is answered."""
-        down, now_s = self.pipeline.carrier.down, loop_s()
-        called = self._called_down
+        called, now_s = self._called_down, loop_s()
         if len(called) >= DOWN_LANES and now_s - self._redrawn_s >= REDRAW_S and self._candidates(self._next_stage):
             self._redrawn_s = now_s
-            lane = self.rng.choice(called)
-            lane.rests_until_s = float("inf")
-            self._retired.add(lane.number)
-        for number in list(self._retired):
-            if number not in down or down[number].is_quiet:
-                self._retired.discard(number)
-                if (open_lane := self.pipeline.lanes.get(number)) is not None:
-                    self.pipeline.end_lane(open_lane, "redrawn")
+            self.rng.choice(called).rests_until_s = math.inf
+        for open_lane in [self.pipeline.lanes[lane.number] for lane in called if lane.rests_until_s == math.inf and lane.is_quiet]:
+            self.pipeline.end_lane(open_lane, "redrawn")
 
     def _candidates(self, stage: int) -> list[KnownPeer]:
         """Return the live holders of a stage, counted from one, to whom a lane may be opened now."""
