@@ -20,6 +20,7 @@ from dataclasses import dataclass, field, replace
 from gossamer.peer.link.messages import FollowClock
 from gossamer.peer.link.socket import NodeEnd
 from gossamer.peer.node.lasting import HeldShare, Lasting
+from gossamer.peer.node.partner_file import shunned
 from gossamer.peer.node.rebalancing import WAITING_LOOKS
 from gossamer.peer.node.stage_end import StageEnd
 from gossamer.peer.node.stage_report import StageReport
@@ -161,9 +162,8 @@ class Carrying:
 
     def _let_rest(self, partner: PeerId, text: str, reason: str) -> None:
         """End the lanes of a partner, and have none with it for a while."""
-        until_s = self.peer_exchange.time.local_s() + REST_S
         self.peer_exchange.book.rest(partner, loop_s(), REST_S)
-        self.report.shun(partner, text, until_s, REST_S)
+        self.report.emit(shunned(partner, text, self.peer_exchange.time.local_s(), REST_S))
         for open_lane in [one for one in self.pipeline.lanes.values() if one.lane.partner == partner]:
             self.pipeline.end_lane(open_lane, reason)
 
@@ -339,7 +339,7 @@ class Carrying:
         if is_from_below and not carrier.is_complete:
             raise Refused(RefusalCode.NOT_READY, f"nobody holds {self.stage.name_of(self._next_stage)}")
         if self.peer_exchange.book.get(partner).welcome_s > loop_s():  # turns are those of meetings, with mates
-            raise Refused(RefusalCode.BUSY, "backing off after a lane with you that fell silent")
+            raise Refused(RefusalCode.BUSY, "not yet again, after a failed lane with you")
         own = [open_lane for open_lane in self.pipeline.lanes.values() if open_lane.lane.partner == partner]
         if (
             partner in self._greeting

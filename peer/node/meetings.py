@@ -11,15 +11,16 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 
-from gossamer.peer.machine.events import Event, MeetingDone, PartnerShunned
+from gossamer.peer.machine.events import Event, MeetingDone
 from gossamer.peer.meeting.commands import Finish
 from gossamer.peer.meeting.driver import Caller, Driver, OwnSide
 from gossamer.peer.meeting.interface import Greeting, MeetingOutcome, MeetingState, has_ended
 from gossamer.peer.meeting.machine import SILENCE_SHARE, Meeting
+from gossamer.peer.node.partner_file import shunned
 from gossamer.peer.swarm.address_book import BACK_OFF_FAILED_S, AddressBook
 from gossamer.peer.swarm.lifecycle import Lifecycle
 from gossamer.peer.swarm.membership import Membership
-from gossamer.peer.swarm.partner_records import PartnerRecords, rest_text
+from gossamer.peer.swarm.partner_records import PartnerRecords
 from gossamer.peer.swarm.peer_exchange import PeerExchange
 from gossamer.protocol.errors import BadMessage, RefusalCode, Refused, TransportError
 from gossamer.protocol.identity import PeerId
@@ -273,10 +274,8 @@ class Meetings:
 
     def _shun(self, partner: PeerId, evidence: str, now_s: float) -> None:
         """Report that a partner rests."""
-        until_s = self.records.rests_until_s(partner)
-        number = self.records.get(partner).refused
-        text = f"{partner.short()} sent a harmful message, its number {number}: {evidence}; the partner rests {rest_text(until_s - now_s)}"
-        self.emit(PartnerShunned(str(partner), text, until_s))
+        text = f"{partner.short()} sent a harmful message, its number {self.records.get(partner).refused}: {evidence}"
+        self.emit(shunned(partner, text, now_s, self.records.rests_until_s(partner) - now_s))
 
 
 async def send_last(stream: Stream, message: Refusal | Outcome) -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from gossamer.peer.machine.events import Event, Warned
+from gossamer.peer.machine.events import Event, PartnerShunned, Warned
 from gossamer.peer.machine.home import Home, write_whole
-from gossamer.peer.swarm.partner_records import PartnerRecords
+from gossamer.peer.swarm.partner_records import PartnerRecords, rest_text
 from gossamer.protocol.errors import BadSettings
 from gossamer.protocol.identity import PeerId
 
@@ -58,6 +58,11 @@ def forgiven(home: Home) -> list[PeerId]:
         return [PeerId.from_text(line) for line in home.forgiven.read_text().split()]
     except (OSError, ValueError, BadSettings):
         return []
+
+
+def shunned(partner: PeerId, evidence: str, now_s: float, rest_s: float) -> PartnerShunned:
+    """Describe for the event log why a partner rests, and for how long. `now_s`: Unix time."""
+    return PartnerShunned(str(partner), f"{evidence}; the partner rests {rest_text(rest_s)}", now_s + rest_s)
 
 
 def shunned_warning(peers: list[PeerId]) -> str:

@@ -10,7 +10,6 @@ from gossamer.peer.machine.events import (
     Event,
     HopsCarried,
     LaneSeen,
-    PartnerShunned,
     PipelineSeen,
     ProcessReported,
     StepsLost,
@@ -21,7 +20,6 @@ from gossamer.peer.pipeline.carrier import Carrier
 from gossamer.peer.pipeline.commands import AnswersCompared, HopOver, SourceOpposed
 from gossamer.peer.pipeline.driver import Pipeline
 from gossamer.peer.swarm.address_book import AddressBook
-from gossamer.peer.swarm.partner_records import rest_text
 from gossamer.protocol.errors import Refused
 from gossamer.protocol.identity import PeerId
 from gossamer.protocol.limits import RECORD_NEWS_S
@@ -89,10 +87,6 @@ class StageReport:
             )
             self.emit(Warned("answers", words if is_disputed else ""))
         self._is_disputed = is_disputed
-
-    def shun(self, partner: PeerId, text: str, until_s: float, rest_s: float) -> None:
-        """Report that a holder of a neighbouring stage rests until `until_s`, Unix time."""
-        self.emit(PartnerShunned(str(partner), f"{text}; the partner rests {rest_text(rest_s)}", until_s))
 
     def odd_text(self, partner: PeerId, compared: AnswersCompared) -> str:
         """Say what speaks against a holder of the next stage."""
