@@ -19,6 +19,7 @@ from typing import Any, Final, Generic, Self, TypeVar
 from gossamer.peer.machine.home import Home, write_whole
 from gossamer.protocol.errors import GossamerError
 from gossamer.protocol.identity import PeerId
+from gossamer.protocol.newest import keep_newest
 
 log = logging.getLogger(__name__)
 
@@ -94,9 +95,9 @@ class IssuedInvites:
             return True
         if list(admitted.values()).count(bearer) >= self.uses().get(bearer, MAX_ADMITTED):
             return False
-        kept = list({**admitted, peer: bearer}.items())[-MAX_ADMITTED:]
+        keep_newest(admitted, peer, bearer, MAX_ADMITTED)
         with contextlib.suppress(OSError):  # a full disk: the count is lost, the member is not
-            self._members.write(dict(kept))
+            self._members.write(admitted)
         return True
 
     def to_close(self, seen: Iterable[tuple[PeerId, PeerId]]) -> list[PeerId]:
