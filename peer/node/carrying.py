@@ -84,8 +84,7 @@ class Carrying:
     _numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
     _times: dict[int, LaneTimes] = field(default_factory=dict)  # by lane
     _greeting: dict[PeerId, bool] = field(default_factory=dict)  # who opens a lane to us now, and whether from the stage below
-    _calling: set[PeerId] = field(default_factory=set)
-    _agreed: set[PeerId] = field(default_factory=set)  # of these: both sides have greeted, and a bulk stream opens
+    _calling: dict[PeerId, bool] = field(default_factory=dict)  # to whom we open one, and whether both have greeted: a bulk stream opens
     _calls: set[asyncio.Task[None]] = field(default_factory=set)
     _redrawn_s: float = 0.0
     _uncalled_s: float = 0.0  # since when no lane from the stage below is open; loop time
@@ -271,7 +270,7 @@ class Carrying:
     def _candidates(self, stage: int) -> list[KnownPeer]:
         """Return the live holders of a stage, counted from one, to whom a lane may be opened now."""
         now_s = loop_s()
-        taken = self._calling | {open_lane.lane.partner for open_lane in self.pipeline.lanes.values()}
+        taken = self._calling.keys() | {open_lane.lane.partner for open_lane in self.pipeline.lanes.values()}
         holders = self.peer_exchange.book.holders(stage, now_s)
         return [entry for entry in holders if entry.peer_id not in taken and entry.callable_s <= now_s]
 
@@ -279,7 +278,7 @@ class Carrying:
         candidates = self._candidates(stage)
         if candidates:
             entry = self.rng.choice(self.rng.choice(self.groups.group(candidates)))
-            self._calling.add(entry.peer_id)
+            self._calling[entry.peer_id] = False
             spawn(self._open(entry, stage), self._calls, f"lane to {entry.peer_id.short()}")
 
     async def _open(self, entry: KnownPeer, stage: int) -> None:
@@ -291,10 +290,9 @@ class Carrying:
             own = self._own_side(partner)
             theirs = await own.open(stream, stage, self.rng)
             if self.stage.value_bytes >= BESIDE_BYTES:
-                self._agreed.add(partner)
+                self._calling[partner] = True
                 await stream.open_bulk()
-            self._calling.discard(partner)
-            self._agreed.discard(partner)
+            self._calling.pop(partner, None)
             await self._carry(stream, theirs, own.window, is_called=True)
         except Refused as refusal:
             if refusal.code is not RefusalCode.LEAVING:
@@ -309,8 +307,7 @@ class Carrying:
         except (TransportError, TimeoutError):
             book.note_failure(partner, loop_s(), loop_s() - began_s)
         finally:
-            self._calling.discard(partner)
-            self._agreed.discard(partner)
+            self._calling.pop(partner, None)
             if stream is not None:
                 stream.close()
 
@@ -338,23 +335,18 @@ class Carrying:
             raise Refused(code)
         if is_from_below and not carrier.is_complete:
             raise Refused(RefusalCode.NOT_READY, f"nobody holds {self.stage.name_of(self._next_stage)}")
-        if self.peer_exchange.book.get(partner).welcome_s > loop_s():  # turns are those of meetings, with mates
+        entry = self.peer_exchange.book.get(partner)
+        if entry.welcome_s > loop_s():  # turns are those of meetings, with mates
             raise Refused(RefusalCode.BUSY, "not yet again, after a failed lane with you")
         own = [open_lane for open_lane in self.pipeline.lanes.values() if open_lane.lane.partner == partner]
-        if (
-            partner in self._greeting
-            or partner in self._agreed
-            or any(loop_s() - self._times[one.lane.number].opened_s < YOUNG_S for one in own)
-        ):
+        is_young = any(loop_s() - self._times[one.lane.number].opened_s < YOUNG_S for one in own)
+        if is_young or partner in self._greeting or self._calling.get(partner):
             raise Refused(RefusalCode.BUSY, "there is a lane between us")
         for open_lane in own:
             self.pipeline.end_lane(open_lane, "replaced by a newer lane")
-        newcomer = replace(self.peer_exchange.book.get(partner), network=network_seen(stream.observed))
-        if is_from_below:
-            self._make_room(newcomer, list(carrier.up), MOST_UP_LANES, is_from_below=True)
-        else:
-            inbound = [number for number in carrier.down if not self._times[number].is_called]
-            self._make_room(newcomer, inbound, MOST_INBOUND_DOWN_LANES, is_from_below=False)
+        newcomer = replace(entry, network=network_seen(stream.observed))
+        lanes = list(carrier.up) if is_from_below else [number for number in carrier.down if not self._times[number].is_called]
+        self._make_room(newcomer, lanes, MOST_UP_LANES if is_from_below else MOST_INBOUND_DOWN_LANES, is_from_below=is_from_below)
 
     def _make_room(self, newcomer: KnownPeer, lanes: list[int], most: int, *, is_from_below: bool) -> None:
         """Raise Refused unless one more lane fits, or one can end: of the largest Sybil group the one that is idle longest.
