@@ -414,7 +414,7 @@ class Carrying:
             self.peer_exchange.book.note_carried(lane.partner, loop_s())
 
     def _lane(self, number: int, partner: PeerId, theirs: Lane, window: int) -> UpLane | DownLane:
-        if theirs.opening.stage < self.membership.terms.own_stage:
+        if self._is_from_below(theirs):
             return UpLane(number, partner, window)
         return DownLane.opened(number, partner, theirs.window, self.stage, self.peer_exchange.book.get(partner).typical_s)
 
