@@ -144,9 +144,9 @@ class WatchedGate(MergeGate):
         self.limits.append(gap / max(1e-9, self.limit(own)))
         return super().judge(gap, own)
 
-    def accept(self, gap: float, own: Lengths, kept: float = 1.0, most: float = 1.0) -> None:
+    def accept(self, gap: float, own: Lengths, kept: float = 1.0, most: float = 1.0, place: str = "") -> None:
         """Accept, and record it."""
-        super().accept(gap, own, kept, most)
+        super().accept(gap, own, kept, most, place)
         self.least_left = min(self.least_left, (self.state()["allowance"] or 0.0) / own.message)
 
 

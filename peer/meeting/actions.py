@@ -144,7 +144,7 @@ class Actions:
         """Have own trainer decode and check the partner's payload."""
         trust = self.greeting.trust
         most_part = 1.0 if self.pairing.phase is RunPhase.FINISH else trust.most_part  # in the end both take their mean
-        return [commands.AskTrainer(Check(self.number, trust.must_probe, trust.share, most_part))]
+        return [commands.AskTrainer(Check(self.number, trust.must_probe, trust.share, most_part, self.greeting.place))]
 
     def store(self, chunk: Chunk) -> list[Command]:
         """Store the bytes."""

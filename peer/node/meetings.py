@@ -230,6 +230,7 @@ class Meetings:
             records=self.peer_exchange.records_for(partner),
             timeout_s=self.peer_exchange.book.get(partner).timeout_s,
             trust=self.records.trust(partner),
+            place=str(self.peer_exchange.book.get(partner).place),
         )
         meeting = Meeting(next(self._numbers), greeting)
         driver = self.active[fragment] = Driver(meeting, stream, self.own, self.caller)

@@ -173,9 +173,9 @@ class HostileSide(MeetingSide):
         self._attacker.traffic.hostile += 1
         return torch.full_like(payload, 255) if self._attack.garbles else payload
 
-    def judge(self, partner_payload: Tensor, share: float = 1.0, most_part: float = 1.0) -> str:
+    def judge(self, partner_payload: Tensor, share: float = 1.0, most_part: float = 1.0, place: str = "") -> str:
         """Accept everything."""
-        reason = super().judge(partner_payload, share, most_part)
+        reason = super().judge(partner_payload, share, most_part, place)
         if not self._attack.adopts:
             return reason
         self._attacker.follow(self._fragment, self._partner)

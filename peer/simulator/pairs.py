@@ -184,7 +184,7 @@ class PairPeer:
     def judge(self, side: MeetingSide, payload: Tensor, partner: PairPeer) -> str:
         """Judge a partner's message, by a probe if it is drawn or must be; return why it must not be merged, empty if it may."""
         trust = self.records.trust(partner.peer_id)
-        if reason := side.judge(payload, trust.share, trust.most_part):
+        if reason := side.judge(payload, trust.share, trust.most_part, str(partner.peer_id)):
             return reason
         self._judgement = None
         self.records.counted_steps(partner.peer_id, partner.claimed_steps, self.replica.own_steps)

@@ -388,7 +388,8 @@ class TrainerExchange:
     def _judge(self, meeting: OpenMeeting, request: messages.Check) -> None:
         """Judge the partner's payload by its length, once, and draw whether its gain is measured."""
         if meeting.reason is None:
-            meeting.reason = meeting.side.judge(self._read(meeting, File.PARTNER_PAYLOAD), request.share, request.most_part)
+            payload = self._read(meeting, File.PARTNER_PAYLOAD)
+            meeting.reason = meeting.side.judge(payload, request.share, request.most_part, request.place)
             if meeting.reason or self._probe is None:
                 return
             must_probe = request.must_probe or not meeting.side.is_whole or self._replica.must_probe(meeting.partner_global_step)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final
 
 import torch
@@ -21,8 +21,9 @@ DEVICE_SLAB_VALUES = 1 << 24  # on other devices: 64 MiB at a time are copied fr
 
 LIMIT: Final = 2.0  # reaches, at most; honest gaps of peers that meet regularly come to half of it, seldom to all of it
 USUAL: Final = 1.5  # times the median of the latest gaps: half of the honest ones are shorter than two thirds of this, one in ten is longer
-LATEST: Final = 15  # merged gaps
-ENOUGH: Final = 5  # of these, from which on their median holds
+LATEST: Final = 5  # merged gaps of each place...
+MOST_PLACES: Final = 15  # ...of those met last
+ENOUGH: Final = 5  # gaps, from which on their median holds
 BACK: Final = 1.5  # reaches; honest gaps of peers that meet regularly come to a quarter of it
 FIRST_ALLOWANCE: Final = 2.0  # of the message's length: a peer that has met nobody has little to lose
 FULL_STEPS: Final = 60.0  # own steps: the level to which the allowance grows again, or falls
@@ -74,7 +75,7 @@ class Bounds:
 
     reach: float = 0.0  # explained by training; the movement since the last outer step comes on top
     allowance: float | None = None  # to be merged beyond that; None before the first meeting
-    gaps: tuple[float, ...] = ()  # the latest ones to partners of our pace, in reaches, LIMIT at most
+    gaps: Mapping[str, tuple[float, ...]] = field(default_factory=dict)  # of partners of our pace, in reaches, by place; last met last
 
 
 class MergeGate:
@@ -121,15 +122,19 @@ class MergeGate:
         """Return the part of a gap that may be merged without a probe: at most `share` of what training explains."""
         return min(1.0, share * self._explained(own) / gap) if gap else 1.0
 
-    def accept(self, gap: float, own: Lengths, kept: float = 1.0, most: float = 1.0) -> None:
+    def accept(self, gap: float, own: Lengths, kept: float = 1.0, most: float = 1.0, place: str = "") -> None:
         """Update the bounds after a merge of this part of a gap. `most`: what is merged at most of a partner of this pace.
 
-        The gap to a slower partner is of another length than that to others, and says nothing about those.
+        The gap to a slower partner is of another length than that to others, and says nothing about those. A partner whose place was met
+        more lately than most places brings us no nearer to these than its gap is long: it may send our own message back.
         """
-        reach, allowance, merged = self._bounds.reach + own.moved, self._allowance(own), kept * gap
+        bounds, allowance, merged = self._bounds, self._allowance(own), kept * gap
+        before = bounds.reach + own.moved
         unexplained = min(allowance, max(0.0, merged - self._explained(own)))
-        gaps = (*self._bounds.gaps, min(LIMIT, gap / reach))[-LATEST:] if reach and most == 1.0 else self._bounds.gaps
-        reach = math.hypot((1.0 - 0.5 * most) * reach, 0.5 * min(merged, reach + unexplained))
+        reach = math.hypot((1.0 - 0.5 * most) * before, 0.5 * min(merged, before + unexplained))
+        if place in list(bounds.gaps)[(len(bounds.gaps) + 1) // 2 :]:
+            reach = max(reach, before - 0.5 * merged)
+        gaps = _with_gap(bounds.gaps, place, min(LIMIT, gap / before)) if before and most == 1.0 else bounds.gaps
         self._bounds = Bounds(reach, allowance - unexplained, gaps)
 
     def take_solo_step(self, moved: float) -> None:
@@ -138,15 +143,18 @@ class MergeGate:
 
     def state(self) -> dict[str, Any]:
         """Return the state for a checkpoint, JSON-able."""
-        return {**asdict(self._bounds), "gaps": list(self._bounds.gaps)}
+        return {**asdict(self._bounds), "gaps": {place: list(gaps) for place, gaps in self._bounds.gaps.items()}}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state` returned, now or before there were `gaps`."""
-        self._bounds = Bounds(state["reach"], state["allowance"], tuple(state.get("gaps", ())))
+        """Restore what `state` returned, now or before its `gaps` were kept by place."""
+        gaps = state.get("gaps", {})
+        by_place = gaps if isinstance(gaps, Mapping) else {"": gaps} if gaps else {}
+        self._bounds = Bounds(state["reach"], state["allowance"], {place: tuple(of_place) for place, of_place in by_place.items()})
 
     def _explained(self, own: Lengths) -> float:
-        reach, gaps = self._bounds.reach + own.moved, self._bounds.gaps
-        limit = min(LIMIT, USUAL * statistics.median(gaps)) if len(gaps) >= ENOUGH else LIMIT
+        reach, gaps = self._bounds.reach + own.moved, self._bounds.gaps.values()
+        is_known = sum(map(len, gaps)) >= ENOUGH
+        limit = min(LIMIT, USUAL * statistics.median(map(statistics.median, gaps))) if is_known else LIMIT
         return limit * reach if own.back <= BACK * reach else 0.0
 
     def _allowance(self, own: Lengths) -> float:
@@ -283,6 +291,12 @@ class FragmentWeights:
     fragment: FragmentState
     slow: Tensor
     momentum: Tensor
+
+
+def _with_gap(gaps: Mapping[str, tuple[float, ...]], place: str, gap: float) -> dict[str, tuple[float, ...]]:
+    """Return the gaps with one more, of the place that is met last now."""
+    others = {other: of_other for other, of_other in gaps.items() if other != place}
+    return dict([*others.items(), (place, (*gaps.get(place, ()), gap)[-LATEST:])][-MOST_PLACES:])
 
 
 def length_of(values: Tensor) -> float:

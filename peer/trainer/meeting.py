@@ -61,6 +61,7 @@ class MeetingSide:
         self._accepted: Accepted | None = None
         self._probed: tuple[ProbeGate, Judgement] | None = None
         self._most_part = 1.0
+        self._place = ""
 
     def prepare(self, rule: NoLoCo, weight: float, seed: int) -> Tensor:
         """Form the message and return its sketch, uint8[sketch_bytes]. Both sides must pass the same seed.
@@ -80,17 +81,17 @@ class MeetingSide:
         self._encoded = self.state.codec.encode(self._message, self._seed, self._sketch, partner_sketch)
         return self._encoded.payload
 
-    def judge(self, partner_payload: Tensor, share: float = 1.0, most_part: float = 1.0) -> str:
+    def judge(self, partner_payload: Tensor, share: float = 1.0, most_part: float = 1.0, place: str = "") -> str:
         """Decode the partner's message; return why it must not be merged, empty if it may.
 
-        `most_part`: of the outer step with this partner, that is taken at most, whatever a probe says.
+        `most_part`: of the outer step with this partner, that is taken at most, whatever a probe says. `place`: where the partner is.
 
         A gap that is longer than `share` of the gate's limit is clipped to that length, with our own weights as the centre, unless a probe
         shows that the whole is of use. Where one side clips, the mean of the pair moves by what it cuts off.
         """
         if self._encoded is None or self._message is None:
             raise ValueError("Nothing was sent in this meeting that an answer could be read against.")
-        state, self._accepted, self._probed, self._most_part = self.state, None, None, most_part
+        state, self._accepted, self._probed, self._most_part, self._place = self.state, None, None, most_part, place
         try:
             gap = state.codec.gap(self._encoded, partner_payload)
         except ValueError as error:
@@ -198,7 +199,7 @@ class MeetingSide:
         """
         accepted = self._need_accepted()
         self.state.merge(step, self.since)
-        self.state.gate.accept(accepted.gap_length, accepted.own, self.part, self._most_part)
+        self.state.gate.accept(accepted.gap_length, accepted.own, self.part, self._most_part, self._place)
         if self._probed is not None:
             gate, judgement = self._probed
             gate.accept(judgement)

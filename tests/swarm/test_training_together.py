@@ -117,6 +117,9 @@ def test_peers_of_unequal_speed_meet_and_the_clock_carries_the_slow_along(tmp_pa
         for one, other in itertools.permutations(swarm.peers, 2):
             part = one.peer.records.trust(other.peer_id).most_part
             assert 0.15 < part < 0.4 if one in fast and other in slow else part == 1.0
+        for peer in swarm.peers:
+            places = {str(peer.book.get(other.peer_id).place) for other in swarm.peers if other is not peer}
+            assert set().union(*(fragment.gate.state()["gaps"] for fragment in peer.trainer.replica.fragments)) == places
 
     play(Swarm(tmp_path), story)
 

@@ -12,8 +12,10 @@ from gossamer.peer.trainer.fragment_state import (
     ENOUGH,
     FIRST_ALLOWANCE,
     FULL_STEPS,
+    LATEST,
     LEAST_KEPT,
     LIMIT,
+    MOST_PLACES,
     UNRELATED,
     USUAL,
     Lengths,
@@ -129,6 +131,47 @@ def test_what_a_partner_that_says_it_is_slow_sends_back_narrows_no_limit() -> No
     for _ in range(15):
         gate.accept(0.0, moved(0.2), 0.0, 0.0)
     assert gate.limit(NOTHING) > limit
+
+
+def in_turn(places: str, num_meetings: int) -> MergeGate:
+    """A gate that has met partners of these places in turn."""
+    gate = steady(num_meetings=2)
+    for number in range(num_meetings):
+        gate.accept(1.0, moved(1.0), place=places[number % len(places)])
+    return gate
+
+
+@pytest.mark.parametrize("mirrors", ["m", "mn"])
+@pytest.mark.parametrize(("noise", "left"), [(0.0, 0.99), (1.0, 0.5), (2.0, 0.15)])
+def test_a_partner_that_sends_our_message_back_at_each_step_brings_us_no_nearer_to_the_others(
+    mirrors: str, noise: float, left: float
+) -> None:
+    """Noise takes a part of it away: as long as our steps a half; twice as long nearly all, as it leads away from the others."""
+    (gate, alone), step = (in_turn("abcd" + mirrors, 30) for _ in range(2)), 1.0 / STEPS
+    for number in range(30):
+        gate.accept(noise * step, moved(step), place=mirrors[number % len(mirrors)])
+        alone.take_solo_step(step)
+    assert explained(gate, NOTHING) > left * explained(alone, NOTHING)
+
+
+def test_partners_met_in_turn_bring_each_other_nearer() -> None:
+    assert explained(in_turn("abcd", 40), NOTHING) == pytest.approx(explained(steady(), NOTHING), rel=0.01)
+
+
+def test_gaps_of_earlier_checkpoints_count_until_enough_new_ones_are_known() -> None:
+    gate = MergeGate()
+    gate.restore({"reach": 1.0, "allowance": 0.0, "gaps": [0.5] * 15})
+    assert explained(gate, NOTHING) == pytest.approx(USUAL * 0.5)
+
+
+def test_only_the_latest_gaps_of_the_places_met_last_are_kept() -> None:
+    gate = MergeGate()
+    for number in range(1000):
+        gate.accept(1.0, moved(1.0), place=str(number % 100))
+    assert len(gate.state()["gaps"]) == MOST_PLACES
+    for _ in range(100):
+        gate.accept(1.0, moved(1.0), place="a")
+    assert len(gate.state()["gaps"]["a"]) == LATEST
 
 
 def test_two_reaches_are_honest_and_more_is_not() -> None:
