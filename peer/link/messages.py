@@ -109,7 +109,7 @@ class Check(OfMeeting):
     must_probe: bool = True  # measure in any case what the merge does to the loss on own text; False: in a random share of the meetings
     share: float = 1.0  # of the longest gap that honest training explains: the most that may be merged of this partner's
     most_part: float = 1.0  # of the outer step with this partner, that is taken at most
-    place: str = ""  # where the partner is, for the merge gate
+    place: str = ""  # the partner's network, or the partner where that is unknown: the merge gate counts each place once
 
 
 class Apply(OfMeeting):

@@ -29,7 +29,7 @@ class Greeting:
     records: tuple[bytes, ...] = ()  # signed member records for peer exchange: our own, and other peers'
     timeout_s: float = math.inf  # timeout for a silent partner, from earlier meetings; the run's deadline bounds it
     trust: Trust = Trust()  # how far the partner is trusted, by its record
-    place: str = ""  # of the partner, as the book has it
+    place: str = ""  # the partner's, as the address book has it
 
     @property
     def fragment_terms(self) -> FragmentTerms:

@@ -146,10 +146,10 @@ class MergeGate:
         return {**asdict(self._bounds), "gaps": {place: list(gaps) for place, gaps in self._bounds.gaps.items()}}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state` returned, now or before its `gaps` were kept by place."""
+        """Restore what `state` returned. Gaps of before they were kept by place are forgotten: five new ones take their place."""
         gaps = state.get("gaps", {})
-        by_place = gaps if isinstance(gaps, Mapping) else {"": gaps} if gaps else {}
-        self._bounds = Bounds(state["reach"], state["allowance"], {place: tuple(of_place) for place, of_place in by_place.items()})
+        by_place = {place: tuple(latest) for place, latest in gaps.items()} if isinstance(gaps, Mapping) else {}
+        self._bounds = Bounds(state["reach"], state["allowance"], by_place)
 
     def _explained(self, own: Lengths) -> float:
         reach, gaps = self._bounds.reach + own.moved, self._bounds.gaps.values()
