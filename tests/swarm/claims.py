@@ -19,11 +19,10 @@ from tests.swarm.holders import ADDRESSES, Holder, StagedRun
 STRANGER, *STRANGERS = (Identity(bytes([number]) * 32) for number in range(100, 160))  # on the list of members, and no holders
 
 
-def staged(folder: Path, *stages: int, count: int = 2, met: bool = True) -> StagedRun:
+def staged(folder: Path, *stages: int, count: int = 2, met: bool = True, service_s: float = 0.5) -> StagedRun:
     """Holders of these stages, which can hold any other one too once they have begun."""
-    run = StagedRun(folder, count, len(stages), others=[STRANGER, *STRANGERS])
+    run = StagedRun(folder, count, len(stages), others=[STRANGER, *STRANGERS], service_s=service_s)
     for holder, stage in zip(run.holders, stages, strict=True):
-        holder.service_s = 0.5  # minutes pass with few events
         holder.home.stage.write_text(f"{stage + 1}\n")
         mates = [other for other, at in zip(run.holders, stages, strict=True) if at == stage and other is not holder]
         know(holder, [mate.peer_id for mate in mates], met=met)

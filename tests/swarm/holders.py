@@ -403,7 +403,7 @@ class Holder:
 
 
 class StagedRun:
-    """Holders on one network."""
+    """Holders on one network. A slow service makes minutes cheap: hops are most of what a story computes."""
 
     def __init__(
         self,
@@ -413,8 +413,9 @@ class StagedRun:
         seed: int = 0,
         total_steps: int = 1_000_000,
         others: Collection[Identity] = (),
+        service_s: float = 0.5,
     ) -> None:
-        self.folder, self.seed = folder, seed
+        self.folder, self.seed, self.service_s = folder, seed, service_s
         self.network = ScriptedNetwork(seed, Wire(latency_s=0.02, jitter_s=0.01, bytes_per_s=2e7))
         self.network.on_death(lambda peer_id: [one.died() for one in self.holders if one.peer_id == peer_id and one.is_started])
         self.holders: list[Holder] = []
@@ -429,9 +430,9 @@ class StagedRun:
         for _ in range(num_holders):
             self.add()
 
-    def add(self, service_s: float = 0.2, fits: tuple[int, ...] | None = None) -> Holder:
+    def add(self, service_s: float | None = None, fits: tuple[int, ...] | None = None) -> Holder:
         """Make a peer that is not started yet."""
-        holder = Holder(self, len(self.holders) + 1, fits or tuple(range(self.manifest.num_stages)), service_s)
+        holder = Holder(self, len(self.holders) + 1, fits or tuple(range(self.manifest.num_stages)), service_s or self.service_s)
         self.holders.append(holder)
         return holder
 

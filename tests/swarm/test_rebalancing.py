@@ -38,10 +38,10 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def crowded(folder: Path, *stages: int, seed: int = 0, count: int = 2, liars: Sequence[Identity] = ()) -> StagedRun:
     """Holders of these stages that have all met each other and these liars, as after hours of training."""
-    run = staged(folder, *stages, count=count)
+    run = staged(folder, *stages, count=count, service_s=SERVICE_S)
     run.seed = seed
     for holder in run.holders:
-        holder.service_s, holder.saved_step = SERVICE_S, STEP
+        holder.saved_step = STEP
         know(holder, [*(other.peer_id for other in run.holders if other is not holder), *(liar.peer_id for liar in liars)], met=True)
     return run
 
@@ -143,7 +143,7 @@ def test_liars_that_nobody_has_met_move_no_holder_of_their_stage(seed: int, tmp_
 
     async def story(run: StagedRun) -> None:
         async with lying(run, liars, 1):
-            await asyncio.sleep(FIRST_S + SOON_S)
+            await asyncio.sleep(FIRST_S + WATCHED_S)
             assert all(len(holder.peer.book.claimed(2, asyncio.get_running_loop().time())) == 9 for holder in run.of(1))
             assert all(holder.carrying.waiting.share >= WAITING_SHARE for holder in run.of(1)) and not num_moves(run)
 
@@ -157,7 +157,7 @@ def test_a_sybil_group_that_has_met_all_counts_as_one_holder(seed: int, tmp_path
 
     async def story(run: StagedRun) -> None:
         async with lying(run, liars, 1):
-            await asyncio.sleep(2 * WATCHED_S)
+            await asyncio.sleep(FIRST_S + WATCHED_S)
             assert shares(run) in ([1, 2], [2, 1]) and num_moves(run) <= 1
 
     play(crowded(tmp_path, 0, 1, 1, seed=seed, liars=liars), story)

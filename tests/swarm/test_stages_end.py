@@ -7,9 +7,19 @@ from pathlib import Path
 
 import pytest
 
-from gossamer.peer.node.stage_end import END_WAIT_S, GONE_S, OVER_S
+from gossamer.peer.node import stage_end
+from gossamer.peer.node.stage_end import GONE_S, OVER_S
 from gossamer.peer.swarm.presence import ANNOUNCE_S, LOOK_S
+from gossamer.peer.sync import result_agreement
 from tests.swarm.holders import Holder, StagedRun, play
+
+END_WAIT_S = 300.0  # in these stories
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stage_end, "END_WAIT_S", END_WAIT_S)
+    monkeypatch.setattr(result_agreement, "PAUSE_S", 3.0)  # these trainers have no result to agree on
 
 
 def test_the_last_stage_serves_drivers_until_each_has_made_all_steps(tmp_path: Path) -> None:
@@ -27,7 +37,7 @@ def test_the_last_stage_serves_drivers_until_each_has_made_all_steps(tmp_path: P
         await run.until(lambda: last.trainer.is_over, 10.0)
         assert last.trainer.global_step == 30 and loop.time() - ended_s < 6.0
 
-    play(StagedRun(tmp_path, 2, 2, total_steps=30), story)
+    play(StagedRun(tmp_path, 2, 2, total_steps=30, service_s=0.2), story)
 
 
 async def last_stage_at_the_end(run: StagedRun) -> tuple[Holder, Holder]:
@@ -43,19 +53,19 @@ def test_a_driver_without_an_end_holds_the_last_stage_up_for_a_limited_time(tmp_
     async def story(run: StagedRun) -> None:
         first, last = await last_stage_at_the_end(run)
         await asyncio.sleep(END_WAIT_S - 10.0)
-        assert not last.trainer.is_over and first.trainer.steps > 100
+        assert not last.trainer.is_over and first.trainer.steps > 60
         await run.until(lambda: last.trainer.is_over, 20.0)
 
     play(StagedRun(tmp_path, 2, 2, total_steps=20), story)
 
 
 def test_one_of_three_drivers_that_claims_an_end_does_not_end_the_last_stage(tmp_path: Path) -> None:
-    """Else one member ends the run of all, two hundred steps too early where these take more than ten minutes."""
+    """Else one member ends the run of all, two hundred steps too early where these take longer than a stage serves at its end."""
 
     async def story(run: StagedRun) -> None:
-        run.of(0)[0].trainer.service_s = 4.0
+        run.of(0)[0].trainer.service_s = 2.0
         for _ in range(2):
-            run.add(service_s=4.0, fits=(0,)).start()
+            run.add(service_s=2.0, fits=(0,)).start()
         await run.until(lambda: len(run.of(0)) == 3 and all(driver.trainer.steps >= 2 for driver in run.of(0)), 300.0)
         (*honest, claims), (last,) = run.of(0), run.of(1)
         claims.trainer.end()
@@ -140,7 +150,7 @@ def test_a_holder_whose_own_line_is_down_at_the_end_waits_for_a_driver_that_it_c
         await run.until(lambda: slow.trainer.global_step == 30, 200.0)
         await run.until(lambda: last.trainer.is_over, 20.0)
 
-    play(StagedRun(tmp_path, 2, 2, total_steps=30), story)
+    play(StagedRun(tmp_path, 2, 2, total_steps=30, service_s=0.2), story)
 
 
 def test_a_driver_that_starts_at_the_end_is_waited_for(tmp_path: Path) -> None:
@@ -158,7 +168,7 @@ def test_a_driver_that_starts_at_the_end_is_waited_for(tmp_path: Path) -> None:
             assert loop.time() - last.peer.book.get(slow.peer_id).seen_s <= ANNOUNCE_S + LOOK_S[1] + 5.0
         assert not last.trainer.is_over
 
-    play(StagedRun(tmp_path, 2, 2, total_steps=30), story)
+    play(StagedRun(tmp_path, 2, 2, total_steps=30, service_s=0.2), story)
 
 
 @pytest.mark.parametrize("leaves", [False, True])

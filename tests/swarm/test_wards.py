@@ -80,10 +80,8 @@ def test_of_five_holders_one_takes_over_a_lost_stage(seed: int, tmp_path: Path) 
         await asyncio.sleep(4 * RANK_S)
         assert [holder.num_moves for holder in moved(run)] == [1]
 
-    run = staged(tmp_path, 0, 1, 0, 0, 0, 0)
+    run = staged(tmp_path, 0, 1, 0, 0, 0, 0, service_s=2.0)
     run.seed = seed
-    for holder in run.holders:
-        holder.service_s = 2.0
     play(run, story)
 
 
@@ -241,7 +239,7 @@ def test_nobody_moves_whose_own_line_fails(silent_s: float, cut_s: float, tmp_pa
         steps = last.trainer.steps
         await run.until(lambda: last.trainer.steps > steps + 2, 60.0)
 
-    play(staged(tmp_path, 0, 1, 0), story)
+    play(staged(tmp_path, 0, 1, 0, service_s=1.0), story)
 
 
 @pytest.mark.parametrize("stage", [0, 1])
@@ -252,7 +250,7 @@ def test_a_holder_that_is_cut_off_from_all_says_of_no_stage_that_it_is_lost(stag
         await run.until(lambda: all(holder.trainer.steps >= 10 for holder in run.holders), 120.0)
         run.network.partition([victim.peer_id])
         told: set[str] = set()
-        for _ in range(300):
+        for _ in range(int(MOVED_S)):
             await asyncio.sleep(2.0)
             told |= {victim.described()[1], *victim.status.warnings}
         assert not [words for words in told if "nobody holds" in words or "lost" in words]
@@ -264,7 +262,7 @@ def test_a_holder_that_is_cut_off_from_all_says_of_no_stage_that_it_is_lost(stag
         await run.until(lambda: victim.trainer.steps > steps + 2, 60.0)
         assert not moved(run)
 
-    play(staged(tmp_path, 0, 1, 0, 1), story)
+    play(staged(tmp_path, 0, 1, 0, 1, service_s=1.0), story)
 
 
 @pytest.mark.parametrize("finished", [False, True])
@@ -312,7 +310,7 @@ def test_of_two_holders_that_decide_at_the_same_moment_one_stays(tmp_path: Path,
         await have_copies(run, mates, 1)
         await run.until(lambda: all(holder.trainer.steps >= 10 for holder in run.holders), 120.0)
         last.kill()
-        for _ in range(200):
+        for _ in range(int(MOVED_S)):
             await asyncio.sleep(2.0)
             assert len(moved(run)) < 2
 
@@ -391,7 +389,7 @@ def test_a_copy_of_values_that_are_not_finite_replaces_no_good_one(age_s: float,
     play(staged(tmp_path, 0, 1, 0), story)
 
 
-@pytest.mark.parametrize("num_bytes", [4, 798, 802, 8000])
+@pytest.mark.parametrize("num_bytes", [798, 802])
 def test_a_copy_of_another_size_is_not_begun_and_bans_nobody(num_bytes: int, tmp_path: Path) -> None:
     async def story(run: StagedRun) -> None:
         await run.until(lambda: all(holder.trainer.steps >= 10 for holder in run.holders), 120.0)

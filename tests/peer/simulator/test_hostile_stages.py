@@ -65,7 +65,7 @@ def test_a_hostile_holder_is_found_and_rests(monkeypatch: pytest.MonkeyPatch, at
 
 
 def test_of_two_holders_nobody_is_blamed_and_nothing_unlike_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    _, found = played(monkeypatch, peers=2, attack="flipped-gradients", hop_checks="all")
+    _, found = played(monkeypatch, peers=2, attack="flipped-gradients", hop_checks="all", steps=4)
     assert found.num_unlike and not found.odd
 
 
