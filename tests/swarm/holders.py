@@ -6,6 +6,7 @@ A scripted trainer writes files of the right size, takes time, counts what it wa
 from __future__ import annotations
 
 import asyncio
+import functools
 import itertools
 import random
 from collections import Counter
@@ -403,7 +404,7 @@ class Holder:
 
 
 class StagedRun:
-    """Holders on one network. A slow service makes minutes cheap: hops are most of what a story computes."""
+    """Holders on one network."""
 
     def __init__(
         self,
@@ -413,7 +414,7 @@ class StagedRun:
         seed: int = 0,
         total_steps: int = 1_000_000,
         others: Collection[Identity] = (),
-        service_s: float = 0.5,
+        service_s: float = 0.2,
     ) -> None:
         self.folder, self.seed, self.service_s = folder, seed, service_s
         self.network = ScriptedNetwork(seed, Wire(latency_s=0.02, jitter_s=0.01, bytes_per_s=2e7))
@@ -468,6 +469,9 @@ class StagedRun:
         await asyncio.sleep(5.0)
         left = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
         assert not left, f"tasks left behind: {left}"
+
+
+paced = functools.partial(StagedRun, service_s=0.5)  # minutes pass with few hops, which are most of what a story computes
 
 
 def play(run: StagedRun, story: Callable[[StagedRun], Awaitable[None]]) -> None:

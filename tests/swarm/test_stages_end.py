@@ -11,7 +11,7 @@ from gossamer.peer.node import stage_end
 from gossamer.peer.node.stage_end import GONE_S, OVER_S
 from gossamer.peer.swarm.presence import ANNOUNCE_S, LOOK_S
 from gossamer.peer.sync import result_agreement
-from tests.swarm.holders import Holder, StagedRun, play
+from tests.swarm.holders import Holder, StagedRun, paced, play
 
 END_WAIT_S = 300.0  # in these stories
 
@@ -37,7 +37,7 @@ def test_the_last_stage_serves_drivers_until_each_has_made_all_steps(tmp_path: P
         await run.until(lambda: last.trainer.is_over, 10.0)
         assert last.trainer.global_step == 30 and loop.time() - ended_s < 6.0
 
-    play(StagedRun(tmp_path, 2, 2, total_steps=30, service_s=0.2), story)
+    play(StagedRun(tmp_path, 2, 2, total_steps=30), story)
 
 
 async def last_stage_at_the_end(run: StagedRun) -> tuple[Holder, Holder]:
@@ -56,7 +56,7 @@ def test_a_driver_without_an_end_holds_the_last_stage_up_for_a_limited_time(tmp_
         assert not last.trainer.is_over and first.trainer.steps > 60
         await run.until(lambda: last.trainer.is_over, 20.0)
 
-    play(StagedRun(tmp_path, 2, 2, total_steps=20), story)
+    play(paced(tmp_path, 2, 2, total_steps=20), story)
 
 
 def test_one_of_three_drivers_that_claims_an_end_does_not_end_the_last_stage(tmp_path: Path) -> None:
@@ -75,7 +75,7 @@ def test_one_of_three_drivers_that_claims_an_end_does_not_end_the_last_stage(tmp
         steps = [driver.trainer.steps for driver in honest]
         await run.until(lambda: all(driver.trainer.steps > before for driver, before in zip(honest, steps, strict=True)), 200.0)
 
-    play(StagedRun(tmp_path, 2, 2, total_steps=200), story)
+    play(paced(tmp_path, 2, 2, total_steps=200), story)
 
 
 def test_a_pause_at_the_end_of_the_run_is_no_time_of_waiting(tmp_path: Path) -> None:
@@ -87,7 +87,7 @@ def test_a_pause_at_the_end_of_the_run_is_no_time_of_waiting(tmp_path: Path) -> 
         await asyncio.sleep(30.0)
         assert not last.trainer.is_over
 
-    play(StagedRun(tmp_path, 2, 2, total_steps=20), story)
+    play(paced(tmp_path, 2, 2, total_steps=20), story)
 
 
 def test_a_pause_in_the_last_steps_does_not_count_as_a_long_step(tmp_path: Path) -> None:
@@ -102,7 +102,7 @@ def test_a_pause_in_the_last_steps_does_not_count_as_a_long_step(tmp_path: Path)
         await run.until(lambda: last.trainer.global_step == 19)
         await run.until(lambda: last.trainer.is_over, END_WAIT_S + 20.0)
 
-    play(StagedRun(tmp_path, 2, 2, total_steps=20), story)
+    play(paced(tmp_path, 2, 2, total_steps=20), story)
 
 
 @pytest.mark.parametrize("how", ["paused", "killed", "cut off"])
@@ -126,7 +126,7 @@ def test_a_driver_that_is_away_at_the_end_holds_nobody_up_for_ever(how: str, tmp
             assert not any(last.trainer.is_over for last in run.of(1))
         await run.until(lambda: all(last.trainer.is_over for last in run.of(1)), END_WAIT_S if how == "paused" else GONE_S + 40.0)
 
-    play(StagedRun(tmp_path, 2, 4, total_steps=40), story)
+    play(paced(tmp_path, 2, 4, total_steps=40), story)
 
 
 async def until_one_driver_has_ended(run: StagedRun) -> tuple[Holder, Holder]:
@@ -150,7 +150,7 @@ def test_a_holder_whose_own_line_is_down_at_the_end_waits_for_a_driver_that_it_c
         await run.until(lambda: slow.trainer.global_step == 30, 200.0)
         await run.until(lambda: last.trainer.is_over, 20.0)
 
-    play(StagedRun(tmp_path, 2, 2, total_steps=30, service_s=0.2), story)
+    play(StagedRun(tmp_path, 2, 2, total_steps=30), story)
 
 
 def test_a_driver_that_starts_at_the_end_is_waited_for(tmp_path: Path) -> None:
@@ -168,7 +168,7 @@ def test_a_driver_that_starts_at_the_end_is_waited_for(tmp_path: Path) -> None:
             assert loop.time() - last.peer.book.get(slow.peer_id).seen_s <= ANNOUNCE_S + LOOK_S[1] + 5.0
         assert not last.trainer.is_over
 
-    play(StagedRun(tmp_path, 2, 2, total_steps=30, service_s=0.2), story)
+    play(StagedRun(tmp_path, 2, 2, total_steps=30), story)
 
 
 @pytest.mark.parametrize("leaves", [False, True])
@@ -186,7 +186,7 @@ def test_who_can_carry_no_hop_any_more_ends_with_the_neighbouring_stage(first_to
         await run.until(lambda: other.trainer.is_over, 30.0)
         assert other.trainer.followed[-1] == 12
 
-    play(StagedRun(tmp_path, 2, 2, total_steps=12), story)
+    play(paced(tmp_path, 2, 2, total_steps=12), story)
 
 
 async def nobody_ends(run: StagedRun) -> None:
@@ -202,7 +202,7 @@ def test_nobody_ends_with_a_neighbour_that_claims_an_end_in_the_first_half_of_th
         ends.trainer.end()
         await nobody_ends(run)
 
-    play(StagedRun(tmp_path, 2, 2, total_steps=100), story)
+    play(paced(tmp_path, 2, 2, total_steps=100), story)
 
 
 def test_nobody_ends_with_a_stranger(tmp_path: Path) -> None:
@@ -220,7 +220,7 @@ def test_nobody_ends_with_a_stranger(tmp_path: Path) -> None:
         first.peer.book.note_leaving(last.peer_id, asyncio.get_running_loop().time())
         await nobody_ends(run)
 
-    play(StagedRun(tmp_path, 2, 2, total_steps=16), story)
+    play(paced(tmp_path, 2, 2, total_steps=16), story)
 
 
 def test_nobody_ends_while_a_partner_of_the_neighbouring_stage_is_paused(tmp_path: Path) -> None:
@@ -232,7 +232,7 @@ def test_nobody_ends_while_a_partner_of_the_neighbouring_stage_is_paused(tmp_pat
         await run.until(lambda: all(holder.peer.book.get(away.peer_id).paused for holder in run.of(0)), 120.0)
         await nobody_ends(run)
 
-    play(StagedRun(tmp_path, 2, 4, total_steps=16), story)
+    play(paced(tmp_path, 2, 4, total_steps=16), story)
 
 
 def test_nobody_ends_while_one_holder_of_the_neighbouring_stage_trains(tmp_path: Path) -> None:
@@ -245,4 +245,4 @@ def test_nobody_ends_while_one_holder_of_the_neighbouring_stage_trains(tmp_path:
         (other,) = run.of(1)
         assert not other.trainer.is_over and run.of(0)[1].trainer.steps > 8
 
-    play(StagedRun(tmp_path, 2, 2), story)
+    play(paced(tmp_path, 2, 2), story)

@@ -20,7 +20,7 @@ from gossamer.peer.sync.state_sync import UNSYNCED_S
 from gossamer.protocol.errors import RefusalCode, Refused
 from gossamer.protocol.limits import RECORD_NEWS_S
 from tests.swarm.claims import know
-from tests.swarm.holders import IN_BATCH, Holder, StagedRun, play
+from tests.swarm.holders import IN_BATCH, Holder, StagedRun, paced, play
 from tests.swarm.test_stages_hostile import MALLORY, greeted
 
 IDLE_S = 15.0  # at most, of anybody for one holder's death
@@ -34,7 +34,7 @@ def now_s() -> float:
 
 def apart(folder: Path) -> StagedRun:
     """Two holders of each of two stages, none of whose devices holds the other stage."""
-    run = StagedRun(folder, 2, 4, service_s=0.2)
+    run = StagedRun(folder, 2, 4)
     for holder, stage in zip(run.holders, (0, 1, 0, 1), strict=True):
         holder.fits = (stage,)
     return run
@@ -76,7 +76,7 @@ def test_nobody_idles_for_a_dead_holder_and_it_carries_hops_soon_after_its_retur
         for other in others:
             assert longest_idle_s(other, died_s) <= IDLE_S
 
-    play(StagedRun(tmp_path, 3, 6), story)
+    play(paced(tmp_path, 3, 6), story)
 
 
 @pytest.mark.parametrize("away_s", [20.0, FORGET_S + 300.0])
@@ -128,7 +128,7 @@ def test_a_slow_holder_takes_less_and_the_quick_one_is_kept_busy(
         assert least_share < share < most_share
         assert num_hops >= 0.9 * measured_s * (1.0 / service_s + 1.0 / (factor * service_s)), "of what both can do"
 
-    play(StagedRun(tmp_path, 2, 4), story)
+    play(paced(tmp_path, 2, 4), story)
 
 
 def test_holders_that_could_do_more_all_get_some_of_the_work(tmp_path: Path) -> None:
@@ -148,7 +148,7 @@ def test_holders_that_could_do_more_all_get_some_of_the_work(tmp_path: Path) -> 
         assert 0.3 < share < 0.7
         assert max(longest_idle_s(holder, began_s) for holder in run.holders) <= IDLE_S
 
-    play(StagedRun(tmp_path, 2, 4), story)
+    play(paced(tmp_path, 2, 4), story)
 
 
 class Returned:
@@ -183,7 +183,7 @@ def test_a_holder_that_comes_back_far_behind_takes_the_weights_of_its_stage(stag
         assert victim.trainer.global_step >= FAR_STEPS
         await keeps_training(run, run.holders)
 
-    play(StagedRun(tmp_path, 3, 6), story)
+    play(paced(tmp_path, 3, 6), story)
 
 
 @pytest.mark.parametrize("stage", [0, 1])
@@ -234,7 +234,7 @@ def test_the_only_holder_of_a_stage_says_how_many_steps_its_checkpoint_lacks(sta
             assert 15 <= victim.status.lost_steps <= 24
         assert all(not holder.status.lost_steps for holder in run.holders if num_holders > 2 or holder is not victim)
 
-    play(begun(StagedRun(tmp_path, 2, num_holders)), story)
+    play(begun(paced(tmp_path, 2, num_holders)), story)
 
 
 @pytest.mark.parametrize("stage", [0, 1])
@@ -249,7 +249,7 @@ def test_the_claim_of_a_dead_holder_hides_no_lost_steps(stage: int, tmp_path: Pa
         assert 15 <= victim.status.lost_steps <= 24
         assert all(not holder.status.lost_steps for holder in run.holders if holder is not victim)
 
-    play(begun(StagedRun(tmp_path, 2, 4)), story)
+    play(begun(paced(tmp_path, 2, 4)), story)
 
 
 @pytest.mark.parametrize("steps_behind", [-10, 100])
@@ -272,7 +272,7 @@ def test_a_holder_that_comes_back_from_an_older_checkpoint_takes_the_weights_of_
         assert not mate.trainer.synced and not victim.trainer.adopted
         assert bool(victim.trainer.synced) == (steps_behind == 100)
 
-    play(StagedRun(tmp_path, 2, 4), story)
+    play(paced(tmp_path, 2, 4), story)
 
 
 def test_both_holders_of_a_stage_that_come_back_do_not_wait_for_each_other(tmp_path: Path) -> None:
@@ -291,7 +291,7 @@ def test_both_holders_of_a_stage_that_come_back_do_not_wait_for_each_other(tmp_p
         assert not newer.trainer.synced and not newer.peer.lifecycle.stale
         await keeps_training(run, run.holders)
 
-    play(StagedRun(tmp_path, 2, 4), story)
+    play(paced(tmp_path, 2, 4), story)
 
 
 def test_a_holder_meets_with_its_own_weights_where_the_mate_with_newer_ones_gives_none(tmp_path: Path) -> None:
@@ -307,7 +307,7 @@ def test_a_holder_meets_with_its_own_weights_where_the_mate_with_newer_ones_give
         await run.until(lambda: not victim.peer.lifecycle.stale, UNSYNCED_S)
         assert not victim.trainer.synced
 
-    play(StagedRun(tmp_path, 2, 4), story)
+    play(paced(tmp_path, 2, 4), story)
 
 
 def test_a_neighbour_that_lacks_the_same_steps_hides_no_lost_ones(tmp_path: Path) -> None:
@@ -328,7 +328,7 @@ def test_a_neighbour_that_lacks_the_same_steps_hides_no_lost_ones(tmp_path: Path
         assert 6 <= last.status.lost_steps <= 18, "steps that it has made again are not lost"
         assert not older.status.lost_steps and not newer.status.lost_steps
 
-    play(begun(StagedRun(tmp_path, 2, 2)), story)
+    play(begun(paced(tmp_path, 2, 2)), story)
 
 
 @pytest.mark.parametrize("joins_s", [0.0, 100.0])
@@ -401,4 +401,4 @@ def test_a_partner_of_a_lane_is_no_stranger(tmp_path: Path) -> None:
         assert first.peer.has_met(last.peer_id)
         assert not first.peer.book.get(last.peer_id).has_met, "hops give no vote about weights"
 
-    play(StagedRun(tmp_path, 2, 2), story)
+    play(paced(tmp_path, 2, 2), story)

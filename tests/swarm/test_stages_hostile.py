@@ -312,11 +312,11 @@ def test_a_holder_loses_its_lanes_with_its_membership_and_by_a_ban(victim: int, 
     play(run, story)
 
 
-def one_driver(folder: Path, num_above: int) -> StagedRun:
+def one_driver(folder: Path, num_above: int, service_s: float = 0.2) -> StagedRun:
     """One holder of the first of two stages, and several of the second, the last one dishonest; each second hop is doubled."""
     run = StagedRun(folder, 2, 1 + num_above)
     for number, holder in enumerate(run.holders):
-        holder.fits = (min(number, 1),)
+        holder.fits, holder.service_s = (min(number, 1),), service_s
     return run
 
 
@@ -341,7 +341,7 @@ def test_a_holder_whose_answers_are_unlike_those_of_others_rests_for_ten_minutes
         assert driver.peer.book.is_welcome(liar.peer_id, asyncio.get_running_loop().time() + 10.0), "the rest ends"
         assert 3 <= driver.status.hops["odd"] <= driver.status.hops["compared"] and not driver.warnings.get("answers")
 
-    play(one_driver(tmp_path, 3), story)
+    play(one_driver(tmp_path, 3, service_s=0.5), story)
 
 
 def test_of_two_holders_nobody_can_tell_and_the_operator_hears_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -398,7 +398,7 @@ def test_a_driver_whose_micro_batches_all_others_oppose_rests_for_ten_minutes(tm
 
     run = StagedRun(tmp_path, 2, 4)
     for number, holder in enumerate(run.holders):
-        holder.fits = (number // 3,)
+        holder.fits, holder.service_s = (number // 3,), 0.5  # minutes pass with few events
     play(run, story)
 
 

@@ -182,6 +182,23 @@ def ask_fails(home: Path) -> bool:
     return True
 
 
+@pytest.mark.usefixtures("signals_of_a_terminal")
+def test_two_interrupts_do_not_wait(tmp_path: Path) -> None:
+    with peer(tmp_path, **LONG) as one:
+        started = one.start()
+        one.trained(3)
+        runtime, children = one.runtime(), list(one.children().values())
+        one.children()["trainer"].suspend()  # a trainer that cannot save now
+        started.send_signal(signal.SIGINT)
+        wait_until(lambda: any(line.startswith("leaving: Ctrl-C") for line in one.output()), "leaving", REAL_S)
+        asked_s = time.monotonic()
+        started.send_signal(signal.SIGINT)
+        assert one.wait(5.0) == 130
+        assert time.monotonic() - asked_s < 3.5  # less than a trainer is given
+        assert gone(children, 0.0)
+        assert not runtime.exists()
+
+
 def test_a_home_that_cannot_be_written_to(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tests.peer.peer_program", "/proc/gossamer", json.dumps(ALONE)]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=REAL_S, check=False)
@@ -190,8 +207,7 @@ def test_a_home_that_cannot_be_written_to(tmp_path: Path) -> None:
     assert "hint: choose another folder" in ended.stderr
 
 
-@pytest.mark.usefixtures("signals_of_a_terminal")
-def test_a_killed_node_costs_no_step_and_comes_back_and_two_interrupts_do_not_wait(tmp_path: Path) -> None:
+def test_a_killed_node_costs_no_step_and_comes_back(tmp_path: Path) -> None:
     with peer(tmp_path, **LONG) as one:
         started = one.start(alone=False, listen="127.0.0.1")
         one.trained(5)
@@ -209,13 +225,7 @@ def test_a_killed_node_costs_no_step_and_comes_back_and_two_interrupts_do_not_wa
         assert one.children()["trainer"].pid == trainer.pid
         wait_until(lambda: one.status().get("reason") == "no other peer in sight", "node", REAL_S)
         wait_until(lambda: one.status()["addresses"] == addresses, "the port that invites name", REAL_S)
-        runtime, (_, *children) = one.runtime(), everybody(one.home.path)
-        trainer.suspend()  # a trainer that cannot save now
-        started.send_signal(signal.SIGINT)
-        wait_until(lambda: any(line.startswith("leaving: Ctrl-C") for line in one.output()), "leaving", REAL_S)
-        asked_s = time.monotonic()
-        started.send_signal(signal.SIGINT)
-        assert one.wait(5.0) == 130
-        assert time.monotonic() - asked_s < 3.5  # less than a trainer is given
+        _, *children = everybody(one.home.path)
+        started.terminate()
+        assert one.wait(12.0) == 0
         assert gone(children, 0.0)
-        assert not runtime.exists()
