@@ -21,7 +21,7 @@ DEVICE_SLAB_VALUES = 1 << 24  # on other devices: 64 MiB at a time are copied fr
 
 LIMIT: Final = 2.0  # reaches, at most; honest gaps of peers that meet regularly come to half of it, seldom to all of it
 USUAL: Final = 1.5  # times the median of the latest gaps: half of the honest ones are shorter than two thirds of this, one in ten is longer
-LATEST: Final = 5  # merged gaps of each place...
+LATEST: Final = 15  # merged gaps of each place...
 MOST_PLACES: Final = 15  # ...of those met last
 ENOUGH: Final = 5  # gaps, from which on their median holds
 BACK: Final = 1.5  # reaches; honest gaps of peers that meet regularly come to a quarter of it
