@@ -220,6 +220,7 @@ class Meetings:
 
     async def _run_meeting(self, partner: PeerId, stream: Stream | None, fragment: int, hello: Hello | None) -> Finish:
         """Hold a meeting, as caller or for an inbound Hello. A call that reaches nobody causes a back-off, and is not reported."""
+        entry = self.peer_exchange.book.get(partner)
         greeting = Greeting(
             membership=self.membership,
             partner=partner,
@@ -228,9 +229,9 @@ class Meetings:
             now_s=self.peer_exchange.time.now_s(),
             partner_hello=hello,
             records=self.peer_exchange.records_for(partner),
-            timeout_s=self.peer_exchange.book.get(partner).timeout_s,
+            timeout_s=entry.timeout_s,
             trust=self.records.trust(partner),
-            place=str(self.peer_exchange.book.get(partner).place),
+            place=str(entry.place),
         )
         meeting = Meeting(next(self._numbers), greeting)
         driver = self.active[fragment] = Driver(meeting, stream, self.own, self.caller)

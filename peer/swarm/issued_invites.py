@@ -72,7 +72,8 @@ class IssuedInvites:
     def note(self, name: PeerId, invite: IssuedInvite) -> bool:
         """Note an invite; return False, and note nothing, for an invite for anybody that is noted already. Raises OSError.
 
-        Of several invites for one peer, the last date counts. What expired long ago, and has admitted nobody by its key, is forgotten.
+        Several invites for one peer are one entry, with the latest expiry date. An invite is forgotten if it expired KEPT_S ago and has
+        admitted nobody by its key.
         """
         with self._home.updating():
             noted, used, now_s = self.noted(), {*self.admitted().values()}, time.time()

@@ -15,6 +15,7 @@ from gossamer.optim.fragment_codec import FragmentCodec
 from gossamer.optim.noloco import NoLoCo
 from gossamer.peer.model.accelerator import has_own_memory
 from gossamer.peer.trainer.weights import Weights, uninterrupted
+from gossamer.protocol.newest import keep_newest
 
 SLAB_VALUES = 1 << 15  # 128 KiB: the result of one operation is still in the processor's cache at the next
 DEVICE_SLAB_VALUES = 1 << 24  # on other devices: 64 MiB at a time are copied from the host
@@ -134,7 +135,9 @@ class MergeGate:
         reach = math.hypot((1.0 - 0.5 * most) * before, 0.5 * min(merged, before + unexplained))
         if place in list(bounds.gaps)[(len(bounds.gaps) + 1) // 2 :]:
             reach = max(reach, before - 0.5 * merged)
-        gaps = _with_gap(bounds.gaps, place, min(LIMIT, gap / before)) if before and most == 1.0 else bounds.gaps
+        gaps = dict(bounds.gaps)
+        if before and most == 1.0:
+            keep_newest(gaps, place, (*gaps.get(place, ()), min(LIMIT, gap / before))[-LATEST:], MOST_PLACES)
         self._bounds = Bounds(reach, allowance - unexplained, gaps)
 
     def take_solo_step(self, moved: float) -> None:
@@ -291,12 +294,6 @@ class FragmentWeights:
     fragment: FragmentState
     slow: Tensor
     momentum: Tensor
-
-
-def _with_gap(gaps: Mapping[str, tuple[float, ...]], place: str, gap: float) -> dict[str, tuple[float, ...]]:
-    """Return the gaps with one more, of the place that is met last now."""
-    others = {other: of_other for other, of_other in gaps.items() if other != place}
-    return dict([*others.items(), (place, (*gaps.get(place, ()), gap)[-LATEST:])][-MOST_PLACES:])
 
 
 def length_of(values: Tensor) -> float:
