@@ -389,7 +389,7 @@ def test_a_copy_of_values_that_are_not_finite_replaces_no_good_one(age_s: float,
     play(staged(tmp_path, 0, 1, 0), story)
 
 
-@pytest.mark.parametrize("num_bytes", [798, 802])
+@pytest.mark.parametrize("num_bytes", [4, 798, 802, 8000])
 def test_a_copy_of_another_size_is_not_begun_and_bans_nobody(num_bytes: int, tmp_path: Path) -> None:
     async def story(run: StagedRun) -> None:
         await run.until(lambda: all(holder.trainer.steps >= 10 for holder in run.holders), 120.0)
